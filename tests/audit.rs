@@ -5,7 +5,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 use std::io::{BufRead, BufReader, Write};
@@ -61,7 +61,7 @@ fn verify_names_the_record_with_a_changed_byte() {
     );
 
     let sql = rusqlite::Connection::open(gate_dir.database()).unwrap();
-    let victim: i64 = sql
+    let changed_seq: i64 = sql
         .query_row(
             "SELECT seq FROM audit WHERE body LIKE '%\"c3\"%' ORDER BY seq LIMIT 1",
             [],
@@ -69,22 +69,24 @@ fn verify_names_the_record_with_a_changed_byte() {
         )
         .unwrap();
     let body: String = sql
-        .query_row("SELECT body FROM audit WHERE seq = ?1", [victim], |row| {
-            row.get(0)
-        })
+        .query_row(
+            "SELECT body FROM audit WHERE seq = ?1",
+            [changed_seq],
+            |row| row.get(0),
+        )
         .unwrap();
     let forged = body.replacen("\"c3\"", "\"c4\"", 1);
     sql.execute(
         "UPDATE audit SET body = ?1 WHERE seq = ?2",
-        (forged, victim),
+        (forged, changed_seq),
     )
     .unwrap();
     drop(sql);
     let (code, printed) = verify(&gate_dir);
     assert_eq!(code, Some(1));
     assert!(
-        printed.starts_with("BROKEN: ") && printed.contains(&victim.to_string()),
-        "{victim}: {printed}"
+        printed.starts_with("BROKEN: ") && printed.contains(&changed_seq.to_string()),
+        "{changed_seq}: {printed}"
     );
 
     // The running gate reports the same.
@@ -94,7 +96,7 @@ fn verify_names_the_record_with_a_changed_byte() {
         .json();
     assert_eq!(
         (&answer["intact"], &answer["broken"]["seq"]),
-        (&json!(false), &json!(victim))
+        (&json!(false), &json!(changed_seq))
     );
 }
 
@@ -113,7 +115,7 @@ fn export_is_verified_and_a_changed_export_is_rejected() {
     assert_eq!(
         gate_dir.run(&["audit", "export", "-o", file]).status.code(),
         Some(4),
-        "never overwritten"
+        "an existing file is not overwritten"
     );
     let output = gate_dir.run(&["audit", "verify", file]);
     assert!(output.status.success(), "{}", stdout(&output));
@@ -143,7 +145,7 @@ fn tail_prints_new_records_immediately() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
-    // The gate counts the request of the follower once it is connected.
+    // The gate counts the follower's request once the follower is connected.
     testkit::wait::until("the follower", || {
         gate.get("/internal/metrics")
             .text()
@@ -291,7 +293,10 @@ fn json_on_a_terminal_escapes_control_characters() {
     }
     let listed = stdout(&gate_dir.run(&["registry", "list", "--json"]));
     let listed: Value = serde_json::from_str(&listed).unwrap();
-    assert_eq!(listed[0]["metadata"]["note"], HOSTILE, "it means the same");
+    assert_eq!(
+        listed[0]["metadata"]["note"], HOSTILE,
+        "the escaped JSON has the same value"
+    );
 
     let mut tail = Pty::start(
         Operator::CurrentUser,
@@ -308,7 +313,7 @@ fn json_on_a_terminal_escapes_control_characters() {
     tail.expect("\n");
     assert!(!tail.shown().contains(is_unsafe), "{:?}", tail.shown());
 
-    // For a program the output has the hashed bytes.
+    // Piped output has the hashed bytes.
     let piped = gate_dir.run(&["audit", "export"]).stdout;
     assert!(str::from_utf8(&piped).unwrap().contains('\u{202e}'));
     let file = gate_dir.path().join("piped.jsonl");

@@ -5,7 +5,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 use serde_json::Value;
@@ -32,7 +32,7 @@ fn config_check_reports_every_mistake_with_its_line() {
     assert_eq!(output.status.code(), Some(2));
     let printed = stderr(&output);
     assert!(printed.contains("5 problems in "), "{printed}");
-    for gate_dir in [
+    for position in [
         "palisade.yaml:2:",
         "palisade.yaml:4:3",
         "palisade.yaml:5:",
@@ -40,8 +40,8 @@ fn config_check_reports_every_mistake_with_its_line() {
         "palisade.yaml:9:",
     ] {
         assert!(
-            printed.contains(gate_dir),
-            "{gate_dir} is not in:\n{printed}"
+            printed.contains(position),
+            "{position} is not in:\n{printed}"
         );
     }
     assert!(printed.contains("did you mean 'allowlist'"), "{printed}");
@@ -50,7 +50,7 @@ fn config_check_reports_every_mistake_with_its_line() {
     assert_eq!(problems["problems"].as_array().unwrap().len(), 5);
 }
 
-/// Issue 14, number 7: `config check` accepted a scanner that does not exist.
+/// Issue 14, number 7: `config check` accepted settings of the scanner, which does not exist.
 #[test]
 fn setting_that_is_not_enforced_is_refused_with_its_line() {
     let gate_dir = GateDir::new(PALISADE);
@@ -155,13 +155,13 @@ fn trust_shows_the_file_confirms_and_expires_on_change() {
     assert_eq!(
         gate_dir.run(&["trust", path]).status.code(),
         Some(3),
-        "nothing to trust"
+        "there is no file to trust"
     );
     let file = repository.join(".palisade.yaml");
     std::fs::write(&file, "ports: [3000]\n# \u{202e}hidden\n").unwrap();
 
     let output = gate_dir.run(&["trust", path]);
-    assert_eq!(output.status.code(), Some(2), "it asks first");
+    assert_eq!(output.status.code(), Some(2), "a confirmation is required");
     assert!(
         stderr(&output).contains("ports: [3000]") && stderr(&output).contains("\\u{202e}hidden"),
         "{}",
@@ -175,7 +175,7 @@ fn trust_shows_the_file_confirms_and_expires_on_change() {
     assert_eq!(
         gate_dir.run(&["trust", path]).status.code(),
         Some(2),
-        "changed: it asks again"
+        "the changed file must be confirmed again"
     );
     assert!(gate_dir.run(&["trust", "--revoke", path]).status.success());
     assert_eq!(

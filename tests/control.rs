@@ -1,12 +1,11 @@
-//! The control socket as existing programs use it: with curl, and with
-//! hostile text.
+//! The control socket as existing programs use it, with curl, and requests with hostile text.
 
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 use std::io::{BufReader, Write};
@@ -19,7 +18,8 @@ use testkit::{http, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// The command of the seed: `curl --unix-socket $CTL http://localhost/internal/containers -d …`.
+/// Runs curl as seed 003 does: `curl --unix-socket $CTL http://localhost/internal/containers -d …`.
+/// Returns the status and the body.
 fn curl(gate_dir: &GateDir, args: &[&str]) -> (u16, Value) {
     let output = Command::new("curl")
         .args(["-sS", "-w", "\n%{http_code}", "--unix-socket"])
@@ -35,7 +35,8 @@ fn curl(gate_dir: &GateDir, args: &[&str]) -> (u16, Value) {
     )
 }
 
-fn seed(id: &str, ip: &str) -> Value {
+/// The body of a registration.
+fn registration(id: &str, ip: &str) -> Value {
     json!({"container_ip": ip, "container_id": id, "repos": ["o/r"]})
 }
 
@@ -72,8 +73,12 @@ fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
         201
     );
     assert_eq!(
-        gate.request("POST", "/internal/containers", &seed("long", "10.0.0.2"))
-            .status,
+        gate.request(
+            "POST",
+            "/internal/containers",
+            &registration("long", "10.0.0.2")
+        )
+        .status,
         201
     );
     wait::until("the expiry", || {
@@ -117,25 +122,24 @@ fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
 fn eleventh_registry_write_within_a_second_is_refused() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
-    // Refused bodies count as well. All requests are on one connection without waiting for
-    // responses,
-    // so only a gate that needs a tenth of a second for each could be slow enough.
-    let one = "POST /internal/containers HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
+    // Invalid requests count as well. All requests are sent on one connection without waiting for
+    // responses: only a gate that needs a tenth of a second for each request would refuse none.
+    let request = "POST /internal/containers HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
     let mut stream = UnixStream::connect(gate_dir.control()).unwrap();
     let mut answers = BufReader::new(stream.try_clone().unwrap());
-    let asking = std::thread::spawn(move || stream.write_all(one.repeat(100).as_bytes()));
+    let sending = std::thread::spawn(move || stream.write_all(request.repeat(100).as_bytes()));
     let answers: Vec<_> = (0..100)
         .map(|_| http::read_response(&mut answers).unwrap())
         .collect();
-    asking.join().unwrap().unwrap();
+    sending.join().unwrap().unwrap();
     let (first, rest) = answers.split_at(10);
     assert!(first.iter().all(|answer| answer.status == 400));
     let refused = rest.iter().find(|answer| answer.status == 429);
-    let refused = refused.expect("one is too many");
+    let refused = refused.expect("a request over the limit");
     assert_eq!(refused.header("retry-after"), Some("1"));
     assert_eq!(refused.json()["error"], "Rate limit exceeded");
-    // Each of these counts too.
-    wait::until("a DELETE too many", || {
+    // DELETE requests count as well.
+    wait::until("a DELETE over the limit", || {
         let answer = gate.request("DELETE", "/internal/containers/x", &Value::Null);
         (answer.status == 429).then_some(())
     });
@@ -169,11 +173,19 @@ fn seed_003_internal_routes_return_the_specified_responses() {
     );
 
     assert_eq!(
-        gate.request("POST", "/internal/containers", &seed("a", "10.0.0.1"))
-            .status,
+        gate.request(
+            "POST",
+            "/internal/containers",
+            &registration("a", "10.0.0.1")
+        )
+        .status,
         201
     );
-    let taken = gate.request("POST", "/internal/containers", &seed("b", "10.0.0.1"));
+    let taken = gate.request(
+        "POST",
+        "/internal/containers",
+        &registration("b", "10.0.0.1"),
+    );
     assert_eq!(
         (taken.status, &taken.json()["code"]),
         (409, &json!("ip_taken"))
@@ -181,17 +193,25 @@ fn seed_003_internal_routes_return_the_specified_responses() {
     let mapped = gate.request(
         "POST",
         "/internal/containers",
-        &seed("b", "::ffff:10.0.0.1"),
+        &registration("b", "::ffff:10.0.0.1"),
     );
     assert_eq!(mapped.status, 409, "the same address in another spelling");
     assert_eq!(
-        gate.request("POST", "/internal/containers", &seed("a", "10.0.0.9"))
-            .status,
+        gate.request(
+            "POST",
+            "/internal/containers",
+            &registration("a", "10.0.0.9")
+        )
+        .status,
         201
     );
     assert_eq!(
-        gate.request("POST", "/internal/containers", &seed("b", "10.0.0.1"))
-            .status,
+        gate.request(
+            "POST",
+            "/internal/containers",
+            &registration("b", "10.0.0.1")
+        )
+        .status,
         201
     );
 
@@ -229,7 +249,7 @@ fn seed_003_push_limit_over_500_mebibytes_is_refused() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let register = |limit: u64| {
-        let mut body = seed("a", "10.0.0.1");
+        let mut body = registration("a", "10.0.0.1");
         body["repos"] = json!([{"name": "o/r", "max_receive_pack_bytes": limit}]);
         gate.request("POST", "/internal/containers", &body)
     };
@@ -248,7 +268,7 @@ fn seed_003_push_limit_over_500_mebibytes_is_refused() {
 fn seed_003_unknown_fields_are_ignored_with_a_warning() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
-    let mut body = seed("a", "10.0.0.1");
+    let mut body = registration("a", "10.0.0.1");
     body["auth_mod"] = json!("bot");
     body["labels"] = json!({"team": "red"});
     let registered = gate.request("POST", "/internal/containers", &body);
@@ -259,11 +279,15 @@ fn seed_003_unknown_fields_are_ignored_with_a_warning() {
     assert_eq!(row["container"]["auth_mode"], "user", "{row}");
     wait::until("the warning in the log", || {
         gate.stderr()
-            .contains("registered with a warning")
+            .contains("container registered with a warning")
             .then_some(())
     });
-    // Without unknown fields there is no warning, and our own route stays strict.
-    let plain = gate.request("POST", "/internal/containers", &seed("b", "10.0.0.2"));
+    // Without unknown fields there is no warning, and /v1 refuses unknown fields.
+    let plain = gate.request(
+        "POST",
+        "/internal/containers",
+        &registration("b", "10.0.0.2"),
+    );
     assert_eq!(plain.json().get("warnings"), None);
     let strict = gate.request("POST", "/v1/registrations", &body);
     assert_eq!(strict.status, 400, "{}", strict.text());
@@ -275,7 +299,7 @@ fn seed_003_registration_with_replace_takes_over_the_address() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let register = |id: &str, replace: bool| {
-        let mut body = seed(id, "10.0.0.1");
+        let mut body = registration(id, "10.0.0.1");
         if replace {
             body["replace"] = json!(true);
         }
@@ -296,7 +320,7 @@ fn seed_003_registration_with_replace_takes_over_the_address() {
         (&json!(1), &json!("next"))
     );
     gate.kill();
-    // Both changes are one transaction, and survive.
+    // The end of the old registration and the new one are one transaction, and survive.
     let gate = gate_dir.start();
     let rows = gate.get("/internal/containers").json();
     assert_eq!(rows["containers"][0]["container_id"], "next");
@@ -308,7 +332,11 @@ fn seed_003_registration_with_replace_takes_over_the_address() {
 fn seed_003_health_request_reads_the_registry() {
     let gate_dir = GateDir::new(PALISADE);
     let mut gate = gate_dir.start();
-    let registered = gate.request("POST", "/internal/containers", &seed("a", "10.0.0.1"));
+    let registered = gate.request(
+        "POST",
+        "/internal/containers",
+        &registration("a", "10.0.0.1"),
+    );
     assert_eq!(registered.status, 201);
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0));
@@ -333,7 +361,7 @@ fn seed_003_health_request_reads_the_registry() {
 fn oversized_request_body_is_refused_and_changes_nothing() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
-    let mut large = seed("large", "10.0.0.1");
+    let mut large = registration("large", "10.0.0.1");
     large["metadata"] = json!({ "x": "y".repeat(300 * 1024) });
     assert_eq!(
         gate.request("POST", "/internal/containers", &large).status,
@@ -347,7 +375,7 @@ fn hostile_text_in_a_field_stays_in_that_field() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let hostile = "x'); DROP TABLE registration;--\n\u{1b}[2J\u{202e}\0\"}{${HOME}%s</script>";
-    let mut body = seed("victim", "10.0.0.1");
+    let mut body = registration("victim", "10.0.0.1");
     body["metadata"] = json!({ hostile: hostile, "nested": { "container_id": "other" } });
     assert_eq!(
         gate.request("POST", "/internal/containers", &body).status,
@@ -361,7 +389,11 @@ fn hostile_text_in_a_field_stays_in_that_field() {
     );
     assert_eq!(gate.get("/internal/containers").json()["count"], 1);
     for id in ["../x", "a b", "a\nb", "", "é", "%2e%2e"] {
-        let refused = gate.request("POST", "/internal/containers", &seed(id, "10.0.0.2"));
+        let refused = gate.request(
+            "POST",
+            "/internal/containers",
+            &registration(id, "10.0.0.2"),
+        );
         assert_eq!(refused.status, 400, "{id:?}");
     }
     for line in gate.stderr().lines() {
@@ -385,7 +417,7 @@ fn long_lived_audit_followers_do_not_block_other_clients() {
             .unwrap();
         followers.push(stream);
     }
-    wait::until("the last places to be refused", || {
+    wait::until("the followers over the limit to be refused", || {
         let text = gate.get("/internal/metrics").text();
         let refused = "palisade_control_requests_total{action=\"audit.tail\",status=\"503\"} 16";
         text.lines().any(|line| line == refused).then_some(())
@@ -401,8 +433,8 @@ mod needs_root {
 
     use super::*;
 
-    // Issue 15, number 15. The gate and this thread are in a network of their own, in which an
-    // address can be taken from the interface while a listener is bound to it.
+    // Issue 15, number 15. The gate and this thread are in their own network namespace, where an
+    // address can be removed from the interface while a listener is bound to it.
     #[test]
     fn seed_003_health_connects_to_proxy_and_dns_listeners() {
         if !testkit::require_root("a network namespace") {
@@ -435,7 +467,7 @@ mod needs_root {
             "{{listen: {at}, dns: {{listen: [\"192.0.2.1:53\"]}}}}"
         ));
         let gate = gate_dir.start();
-        let both = |expected: bool| {
+        let both_checks = |expected: bool| {
             let health = gate.get("/internal/health");
             let body = health.json();
             let checks = &body["checks"];
@@ -444,12 +476,12 @@ mod needs_root {
             let matches = health.status == status && is("proxy_listening") && is("dns_listening");
             matches.then_some(body)
         };
-        wait::until("both listeners to answer", || both(true));
+        wait::until("both listeners to answer", || both_checks(true));
         // A health check does not count as a client.
         let records = gate.get("/v1/audit").json();
         let records = records["records"].as_array().unwrap();
         assert!(
-            records.iter().all(|one| one["kind"] == "lifecycle"),
+            records.iter().all(|record| record["kind"] == "lifecycle"),
             "{records:?}"
         );
         let metrics = gate.get("/internal/metrics").text();
@@ -457,7 +489,7 @@ mod needs_root {
         assert!(!metrics.contains("proxy_dns_queries_total{"), "{metrics}");
 
         ip("address del 192.0.2.1/32 dev lo");
-        let body = wait::until("both listeners to be out of reach", || both(false));
+        let body = wait::until("both listeners to be out of reach", || both_checks(false));
         for name in ["proxy_listening", "dns_listening"] {
             let error = body["errors"][name].as_str().unwrap();
             assert!(error.contains("192.0.2.1:"), "{error}");
@@ -471,7 +503,7 @@ mod needs_root {
         assert!(status.status.success());
 
         ip("address add 192.0.2.1/32 dev lo");
-        wait::until("both listeners to answer again", || both(true));
+        wait::until("both listeners to answer again", || both_checks(true));
         // Without listeners there is no check.
         configure("{}");
         assert!(gate_dir.run(&["config", "reload"]).status.success());
@@ -481,8 +513,8 @@ mod needs_root {
         }
     }
 
-    /// As root the file modes can be opened up, so that the uid check itself is what
-    /// stands between another user and the gate.
+    /// Root makes the socket and its directories accessible to every user, so that only the uid
+    /// check can refuse another user.
     #[test]
     fn gate_refuses_clients_with_another_uid() {
         if !testkit::require_root("another uid") {
@@ -522,13 +554,13 @@ mod needs_root {
             String::from_utf8_lossy(&output.stderr)
         );
         assert!(text.contains("belongs to another user"), "{text}");
-        wait::until("the gate to say so", || {
+        wait::until("the refusal in the log", || {
             gate.stderr().contains("uid=65534").then_some(())
         });
         assert_eq!(
             gate.get("/internal/containers").status,
             200,
-            "its own uid is served"
+            "the gate's own uid is served"
         );
     }
 }

@@ -1,13 +1,13 @@
-//! `kill -9` at random moments under load: nothing that was acknowledged is lost.
+//! `kill -9` at random moments under load: no acknowledged write is lost.
 //!
-//! The short form runs in `./test`; `just kills` runs a thousand.
+//! `./test` runs a few kills; `just kills` runs a thousand.
 
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 use std::path::Path;
@@ -43,13 +43,14 @@ impl Rng {
 struct Acknowledged {
     registered: Vec<String>,
     removed: Vec<String>,
+    /// Writes without a response.
     unclear: Vec<String>,
 }
 
-/// Registers, and sometimes removes, until the gate stops answering.
+/// Sends registrations, and some removals of `previous`, until the gate stops answering.
 fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64) -> Acknowledged {
     let mut writes = Acknowledged::default();
-    let mut doomed = previous.iter();
+    let mut to_remove = previous.iter();
     for turn in 0_u32.. {
         let number = life * 4096 + turn % 4096;
         let id = format!("c-{life}-{turn}");
@@ -74,7 +75,7 @@ fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64)
             }
         }
         if turn % 4 == 3
-            && let Some(id) = doomed.next()
+            && let Some(id) = to_remove.next()
         {
             match http::send(socket, "DELETE", &format!("/internal/containers/{id}"), b"") {
                 Ok(answer) if answer.status == 200 => writes.removed.push(id.clone()),
@@ -103,12 +104,12 @@ fn killed_gate_loses_no_acknowledged_write() {
     let started = Instant::now();
     let mut live: Vec<String> = Vec::new();
     let mut all: Vec<String> = Vec::new();
-    let mut gone: Vec<String> = Vec::new();
+    let mut removed_ids: Vec<String> = Vec::new();
     let mut unclear: Vec<String> = Vec::new();
 
     for life in 0..kills {
-        // Before ready, right after it, or in the middle of the load, wherever that is on this
-        // machine's disk.
+        // The kill comes before the gate is ready, right after, or in the middle of the load,
+        // depending on the speed of this machine's disk.
         let delay = Duration::from_micros(rng.next_below(60_000));
         let mut child = gate_dir
             .palisade(&["gate", "run"])
@@ -130,7 +131,7 @@ fn killed_gate_loses_no_acknowledged_write() {
                 }
             }
             send.send(load(&socket, life, &recent, &count))
-                .expect("the test listens");
+                .expect("the test receives the writes");
         });
         let early = rng.next_below(8) == 0;
         if !early {
@@ -151,7 +152,7 @@ fn killed_gate_loses_no_acknowledged_write() {
             live.retain(|id| !writes.removed.contains(id) && !writes.unclear.contains(id));
             live.extend(writes.registered.iter().cloned());
             all.extend(writes.registered);
-            gone.extend(writes.removed);
+            removed_ids.extend(writes.removed);
             unclear.extend(writes.unclear);
         }
     }
@@ -170,7 +171,7 @@ fn killed_gate_loses_no_acknowledged_write() {
             "{id} was acknowledged and is lost"
         );
     }
-    for id in &gone {
+    for id in &removed_ids {
         assert!(
             !present.contains(id.as_str()),
             "{id} was removed and is back"
@@ -190,7 +191,7 @@ fn killed_gate_loses_no_acknowledged_write() {
     let lost: Vec<&String> = all.iter().filter(|id| !registered.contains(*id)).collect();
     assert!(lost.is_empty(), "registrations without a record: {lost:?}");
     let removed = recorded("unregistered");
-    assert!(gone.iter().all(|id| removed.contains(id)));
+    assert!(removed_ids.iter().all(|id| removed.contains(id)));
     let verify = gate_dir.run(&["audit", "verify"]);
     let printed = String::from_utf8_lossy(&verify.stdout).into_owned();
     assert!(
@@ -207,7 +208,7 @@ fn killed_gate_loses_no_acknowledged_write() {
         "{kills} kills in {:?}: {} registrations acknowledged, {} removals, {} answers cut off; {printed}",
         started.elapsed(),
         all.len(),
-        gone.len(),
+        removed_ids.len(),
         unclear.len()
     );
 }
@@ -216,8 +217,8 @@ fn socket_answers(socket: &Path) -> bool {
     http::send(socket, "GET", "/v1/health", b"").is_ok()
 }
 
-/// The kill has to come at a random moment; there is no condition to wait for.
-#[expect(clippy::disallowed_methods, reason = "a random moment is the point")]
+/// Waits until the random moment of the kill; there is no condition to wait for.
+#[expect(clippy::disallowed_methods, reason = "the test needs a random moment")]
 fn pause(delay: Duration) {
     thread::sleep(delay);
 }

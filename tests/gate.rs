@@ -5,7 +5,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 #[path = "gate/watchdog.rs"]
@@ -199,9 +199,9 @@ fn first_signal_shuts_down_gracefully_and_cleans_up() {
         assert!(!gate_dir.control().exists());
         assert!(
             !gate_dir.state().join("palisade.db-wal").exists(),
-            "the log was folded in"
+            "the write-ahead log was checkpointed"
         );
-        wait::until("its last word", || {
+        wait::until("the last log line", || {
             gate.stderr().contains("stopped").then_some(())
         });
     }
@@ -229,7 +229,7 @@ fn shutdown_cuts_off_an_endless_request_at_its_timeout() {
     let _held = gate.hold_request();
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0), "{}", gate.stderr());
-    wait::until("its complaint", || {
+    wait::until("the warning in the log", || {
         gate.stderr().contains("cut off").then_some(())
     });
 }
@@ -301,7 +301,8 @@ fn corrupt_database_is_set_aside_and_traffic_refused_until_restore() {
     .unwrap();
 
     for _ in 0..2 {
-        // Also after a restart: an empty registry must not replace a broken one.
+        // The second round shows that a restart does not replace the broken registry by an empty
+        // one.
         let gate = gate_dir.start();
         let health = gate.get("/internal/health");
         assert_eq!(
@@ -334,7 +335,7 @@ fn corrupt_database_is_set_aside_and_traffic_refused_until_restore() {
     assert_eq!(
         output.status.code(),
         Some(2),
-        "it asks first: {}",
+        "a confirmation is required: {}",
         stderr(&output)
     );
     let output = gate_dir.run(&["registry", "restore", "--yes", backup.to_str().unwrap()]);
@@ -383,7 +384,10 @@ fn help_commands_work_without_a_gate() {
             .success()
     );
     assert!(man.join("palisade-gate-start.1").exists());
-    assert!(!gate_dir.control().exists(), "none of these starts a gate");
+    assert!(
+        !gate_dir.control().exists(),
+        "none of these commands starts a gate"
+    );
 }
 
 /// Processor time of a process, in ticks of a hundredth of a second.
@@ -471,7 +475,7 @@ fn unresponsive_gate_is_reported_and_can_be_killed() {
     );
     let output = gate_dir.run(&["gate", "stop", "--force"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(gate.wait().code(), None, "it was killed");
+    assert_eq!(gate.wait().code(), None, "the gate was killed");
 }
 
 #[test]
@@ -494,10 +498,10 @@ fn configuration_file_created_later_is_loaded_and_named() {
             .then_some(())
     });
     std::fs::write(&usual, "bad: [").unwrap();
-    wait::until("health to say so", || {
+    wait::until("health to report the error", || {
         (palisade(&["health"]).status.code() == Some(1)).then_some(())
     });
-    // The path of the caller is not the file of the gate.
+    // `--config` of this command does not change the file of the gate.
     let other = gate_dir.config();
     let status = stdout(&palisade(&[
         "--config",

@@ -5,7 +5,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ fn write(dir: &Path, path: &str, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
-/// A token that no forge ever issued, assembled here.
+/// A token that no forge has issued. It is assembled, so that scanners do not find it in this file.
 fn token() -> String {
     format!("{}_{}", "ghp", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
 }
@@ -91,10 +91,12 @@ impl CheckFixture {
     /// The reasons of every refusal.
     fn reasons(&self, args: &[&str]) -> Vec<String> {
         let (answer, code) = self.check_json(args);
-        let whole = answer["denials"].as_array().unwrap().iter();
+        let of_push = answer["denials"].as_array().unwrap().iter();
         let refs = answer["refs"].as_array().unwrap().iter();
-        let refs = refs.map(|one| &one["denial"]).filter(|one| !one.is_null());
-        let reasons: Vec<_> = whole
+        let refs = refs
+            .map(|update| &update["denial"])
+            .filter(|denial| !denial.is_null());
+        let reasons: Vec<_> = of_push
             .chain(refs)
             .map(|denial| denial["reason"].as_str().unwrap().to_owned())
             .collect();
@@ -103,9 +105,11 @@ impl CheckFixture {
     }
 }
 
+/// The arguments that select the commits since the clone.
 const RANGE: &[&str] = &["--range", "origin/main..HEAD"];
 
-fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+/// The arguments of `RANGE`, and more.
+fn with_range<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [RANGE, more].concat()
 }
 
@@ -123,17 +127,20 @@ fn git_check_reports_refusals_before_a_push() {
     let printed = stdout(&output);
     assert!(printed.starts_with("allowed: "), "{printed}");
     assert!(printed.contains("refs/heads/palisade/fix"), "{printed}");
-    // The same commits under other names, and by another author.
+    // The same commits, pushed to other names and by a bot.
     assert_eq!(
-        fixture.reasons(&with(&["--ref", "main"])),
+        fixture.reasons(&with_range(&["--ref", "main"])),
         ["git_protected"]
     );
     assert_eq!(
-        fixture.reasons(&with(&["--ref", "refs/notes/x"])),
+        fixture.reasons(&with_range(&["--ref", "refs/notes/x"])),
         ["git_namespace"]
     );
-    assert_eq!(fixture.reasons(&with(&["--auth-mode", "bot"])), [""; 0]);
-    let bot = with(&["--auth-mode", "bot", "--ref", "fix"]);
+    assert_eq!(
+        fixture.reasons(&with_range(&["--auth-mode", "bot"])),
+        [""; 0]
+    );
+    let bot = with_range(&["--auth-mode", "bot", "--ref", "fix"]);
     assert_eq!(fixture.reasons(&bot), ["git_namespace"]);
     // A branch that exists upstream, created by this sandbox or not.
     git(
@@ -145,7 +152,7 @@ fn git_check_reports_refusals_before_a_push() {
         ],
     );
     assert_eq!(fixture.reasons(RANGE), ["git_protected"]);
-    assert_eq!(fixture.reasons(&with(&["--own"])), [""; 0]);
+    assert_eq!(fixture.reasons(&with_range(&["--own"])), [""; 0]);
 }
 
 #[test]
@@ -168,7 +175,7 @@ fn secret_is_reported_by_rule_and_location_only() {
     assert!(!printed.contains(&token()), "{printed}");
     let option = format!("note={}", token());
     fixture.commit("third", "x\n");
-    let late = [
+    let last_commit = [
         "--range",
         "HEAD~1..HEAD",
         "--ref",
@@ -176,8 +183,8 @@ fn secret_is_reported_by_rule_and_location_only() {
         "-o",
         &option,
     ];
-    assert_eq!(fixture.reasons(&late), ["secret_found"]);
-    // Without enforcement the finding is reported and not refused.
+    assert_eq!(fixture.reasons(&last_commit), ["secret_found"]);
+    // With `scan: note`, a secret is reported but not refused.
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\ngit: { scan: note }\n");
@@ -205,13 +212,13 @@ fn secret_is_reported_by_rule_and_location_only() {
 fn git_check_uses_the_gates_rules() {
     let fixture = CheckFixture::new();
     fixture.commit("noise", &"0123456789abcdef".repeat(64));
-    // A branch that upstream has is open where the operator lists it.
-    let has = [
+    // A branch that exists upstream may be pushed to if the operator lists it.
+    let update_ref = [
         "update-ref",
         "refs/remotes/origin/palisade/fix",
         "origin/main",
     ];
-    git(&fixture.clone, &has);
+    git(&fixture.clone, &update_ref);
     assert_eq!(fixture.reasons(RANGE), ["git_protected"]);
     fixture
         .gate_dir
@@ -251,11 +258,11 @@ fn rewritten_history_is_reported_if_refused() {
         &["update-ref", "refs/remotes/origin/palisade/fix", "HEAD"],
     );
     git(&fixture.clone, &["commit", "-q", "--amend", "-m", "other"]);
-    assert_eq!(fixture.reasons(&with(&["--own"])), [""; 0]);
+    assert_eq!(fixture.reasons(&with_range(&["--own"])), [""; 0]);
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\ngit: { deny_force_push: true }\n");
-    assert_eq!(fixture.reasons(&with(&["--own"])), ["git_protected"]);
+    assert_eq!(fixture.reasons(&with_range(&["--own"])), ["git_protected"]);
 }
 
 #[test]
@@ -263,7 +270,7 @@ fn bundle_is_checked_together_with_its_prerequisites() {
     let fixture = CheckFixture::new();
     let file = fixture.gate_dir.path().join("work.bundle");
     let file = file.to_str().unwrap();
-    // A long file with one change: git sends only the delta.
+    // A small change of a long file, which git stores as a delta in the bundle.
     let text = "words and words\n".repeat(200);
     fixture.commit("README.md", &format!("{text}{}\n", "new"));
     git(
@@ -275,19 +282,23 @@ fn bundle_is_checked_together_with_its_prerequisites() {
         fixture.reasons(&["--bundle", file, "--ref", "main"]),
         ["git_protected"]
     );
-    let elsewhere = fixture.gate_dir.path().to_str().unwrap();
-    let alone = fixture
+    let outside = fixture.gate_dir.path().to_str().unwrap();
+    let without_clone = fixture
         .gate_dir
-        .run(&["git", "check", "--bundle", file, "--repo", elsewhere]);
-    assert_eq!(alone.status.code(), Some(3));
-    assert!(stderr(&alone).contains("--repo"), "{}", stderr(&alone));
+        .run(&["git", "check", "--bundle", file, "--repo", outside]);
+    assert_eq!(without_clone.status.code(), Some(3));
+    assert!(
+        stderr(&without_clone).contains("--repo"),
+        "{}",
+        stderr(&without_clone)
+    );
     fixture.commit("README.md", &format!("{text}{}\n", token()));
     git(
         &fixture.clone,
         &["bundle", "create", "-q", file, "origin/main..palisade/fix"],
     );
     assert_eq!(fixture.reasons(&["--bundle", file]), ["secret_found"]);
-    // A bundle that was tampered with is refused, not believed.
+    // A bundle that was tampered with is refused.
     let mut bytes = std::fs::read(file).unwrap();
     let middle = bytes.len() - 40;
     bytes[middle] ^= 0xff;

@@ -5,7 +5,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 use std::net::TcpListener;
@@ -66,13 +66,13 @@ fn configuration_change_is_detected_however_it_is_written() {
     std::fs::write(gate_dir.config(), with_level("info")).unwrap();
     wait_for_level(&gate, "info");
 
-    // As an editor does it: the old file is moved away, and a new one replaces it.
+    // An editor moves the old file away and writes a new one.
     std::fs::rename(gate_dir.config(), gate_dir.path().join("palisade.yaml~")).unwrap();
     std::fs::write(gate_dir.config(), with_level("error")).unwrap();
     wait_for_level(&gate, "error");
 }
 
-/// Kubernetes mounts a link to a link to a directory, and replaces the middle one.
+/// Kubernetes mounts a link to a link to a directory, and replaces the second link.
 #[test]
 fn replaced_symlink_in_the_path_is_detected() {
     let gate_dir = GateDir::new(PALISADE);
@@ -124,7 +124,7 @@ fn invalid_change_keeps_old_settings_and_is_reported() {
     assert_eq!(reloads(&gate, "failed"), 0);
 
     gate_dir.write_config("version: \"1.0\"\nlogging: { levle: info }\n");
-    let health = wait::until("health to say so", || {
+    let health = wait::until("health to report the error", || {
         let answer = gate.get("/internal/health");
         (answer.status == 503).then(|| answer.json())
     });
@@ -152,7 +152,7 @@ fn invalid_change_keeps_old_settings_and_is_reported() {
 
     gate_dir.write_config(&with_level("warn"));
     wait_for_level(&gate, "warn");
-    let health = wait::until("health to be well again", || {
+    let health = wait::until("health to be healthy again", || {
         let answer = gate.get("/internal/health");
         (answer.status == 200).then(|| answer.json())
     });
@@ -186,8 +186,8 @@ fn property_08_configuration_hot_reload_atomicity() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config(&with_level("info"));
     let gate = gate_dir.start();
-    // The expected values: a level, a size and a domain, from three parts of the file.
-    let holds = || {
+    // The values in force: a level, a size and a domain, from three parts of the file.
+    let current_values = || {
         let shown = gate.get("/v1/config").json();
         let find = |pointer: &str| {
             let mut values = shown["values"].as_array().expect("values").iter();
@@ -213,30 +213,29 @@ fn property_08_configuration_hot_reload_atomicity() {
     let levels = prop::sample::select(vec!["debug", "info", "warn", "error"]);
     let strategy = (levels, 1001..2000_u32, any::<bool>(), 0..mistakes.len());
     proptest!(ProptestConfig::with_cases(112), |((level, mib, probe, mistake) in strategy)| {
-        let earlier = holds();
+        let earlier = current_values();
         let domains = if probe { "[probe.example]" } else { "[]" };
         let mistake = mistakes[mistake];
         let text = format!(
             "version: \"1.0\"\nlogging: {{ level: {level} }}\n{mistake}egress: {{ domains: {domains} }}\naudit: {{ max_bytes: {mib}MiB }}\n"
         );
-        // Atomically, as the watcher may read at any moment.
+        // The file is replaced atomically, because the watcher may read it at any moment.
         let aside = gate_dir.path().join("aside.yaml");
         std::fs::write(&aside, &text).unwrap();
         std::fs::rename(&aside, gate_dir.config()).unwrap();
         let answer = gate.request("POST", "/v1/config/reload", &Value::Null);
         if mistake.is_empty() {
             prop_assert_eq!(answer.status, 200);
-            prop_assert_eq!(holds(), (json!(level), json!(format!("{mib}MiB")), probe));
+            prop_assert_eq!(current_values(), (json!(level), json!(format!("{mib}MiB")), probe));
         } else {
             prop_assert!(answer.status >= 400, "{}", answer.status);
-            prop_assert_eq!(holds(), earlier);
+            prop_assert_eq!(current_values(), earlier);
         }
     });
 }
 
-/// Each version has its number at the top and at the bottom of a long file, and is
-/// written in place, piece by piece: a reader between two pieces sees a valid file with
-/// an old end or none.
+/// Each version has its number at the top and at the bottom of a long file, and is written in place,
+/// piece by piece: a reader between two pieces sees a valid file without its end.
 #[test]
 fn partially_written_configuration_never_takes_effect() {
     let gate_dir = GateDir::new(PALISADE);
@@ -258,14 +257,14 @@ fn partially_written_configuration_never_takes_effect() {
         let watcher = scope.spawn(|| {
             let mut seen = Vec::new();
             loop {
-                let last_look = done.load(Ordering::Relaxed);
+                let is_last_read = done.load(Ordering::Relaxed);
                 let shown = gate.get("/v1/config").text();
                 let whole = (0..=100_u32).find(|n| {
                     shown.contains(&format!("last-{n}.example"))
                         && shown.contains(&format!("\"value\":\"{}MiB\"", n + 1001))
                 });
                 seen.push(whole.unwrap_or_else(|| panic!("half a file was in force")));
-                if last_look {
+                if is_last_read {
                     return seen;
                 }
             }
@@ -314,7 +313,7 @@ fn constantly_changing_file_is_never_loaded_and_blocks_nothing() {
             );
         }
         gate.signal("HUP");
-        wait::until("the hangup to be handled", || {
+        wait::until("SIGHUP to be handled", || {
             gate.stderr().contains("SIGHUP").then_some(())
         });
         done.store(true, Ordering::Relaxed);
@@ -358,7 +357,7 @@ fn changed_bundle_takes_effect_and_broken_one_does_not() {
     );
 
     std::fs::write(&file, "package http.authz\n\nallow if {\n").unwrap();
-    let health = wait::until("health to say so", || {
+    let health = wait::until("health to report the error", || {
         let answer = gate.get("/internal/health");
         (answer.status == 503).then(|| answer.json())
     });
@@ -367,10 +366,10 @@ fn changed_bundle_takes_effect_and_broken_one_does_not() {
         error.contains("policies.bundles: mine: policy.rego:4:"),
         "{error}"
     );
-    assert_eq!(trial(&gate_dir, two), "allow", "the old one stays");
+    assert_eq!(trial(&gate_dir, two), "allow", "the old policy stays");
 
     std::fs::write(&file, policy("/one")).unwrap();
-    wait::until("health to be well again", || {
+    wait::until("health to be healthy again", || {
         (gate.get("/internal/health").status == 200).then_some(())
     });
     assert_eq!(trial(&gate_dir, one), "allow");
@@ -408,14 +407,14 @@ fn refused_reload_changes_nothing_at_any_failing_step() {
     };
     gate_dir.write_config(&text("old.example", &proxy, &tools, "", ""));
     let gate = gate_dir.start();
-    let holds = || {
+    let state = || {
         let allowed = |host: &str| trial(&gate_dir, &format!("https://{host}/"));
         let health = gate.get("/internal/health").json();
         let file = value(&gate, "/audit/jsonl");
         let allowed = (allowed("old.example"), allowed("new.example"));
         (allowed, health["listeners"].clone(), file)
     };
-    let before = holds();
+    let before = state();
     assert_eq!(before.0, ("allow".into(), "deny".into()));
     let nowhere = gate_dir.path().join("nowhere/audit.jsonl");
     let audit = format!("audit: {{jsonl: {}}}\n", nowhere.display());
@@ -439,7 +438,7 @@ fn refused_reload_changes_nothing_at_any_failing_step() {
         let printed = output::stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{why}: {printed}");
         assert!(printed.contains(why), "{why}: {printed}");
-        assert_eq!(holds(), before, "{why}");
+        assert_eq!(state(), before, "{why}");
     }
     assert!(!nowhere.exists());
     let file = gate_dir.path().join("audit.jsonl");
@@ -447,7 +446,7 @@ fn refused_reload_changes_nothing_at_any_failing_step() {
     gate_dir.write_config(&text(new, &proxy, &tools, "", &audit));
     let output = gate_dir.run(&["config", "reload"]);
     assert!(output.status.success(), "{}", output::stderr(&output));
-    assert_eq!(holds().0, ("deny".into(), "allow".into()));
+    assert_eq!(state().0, ("deny".into(), "allow".into()));
     wait::until("the file of the audit log", || {
         std::fs::read_to_string(&file)
             .is_ok_and(|text| text.contains("reloaded"))
@@ -497,9 +496,9 @@ fn health_lists_every_listener_of_a_shared_network() {
     gate_dir.write_config(&text(&["127.0.0.3", "127.0.0.2"]));
     let gate = gate_dir.start();
     let listed = |name: &str| gate.get("/internal/health").json()["listeners"][name].clone();
-    let both = |port: u16| json!(format!("127.0.0.2:{port}, 127.0.0.3:{port}"));
-    assert_eq!(listed("proxy"), both(proxy));
-    assert_eq!(listed("dns"), both(dns));
+    let both_addresses = |port: u16| json!(format!("127.0.0.2:{port}, 127.0.0.3:{port}"));
+    assert_eq!(listed("proxy"), both_addresses(proxy));
+    assert_eq!(listed("dns"), both_addresses(dns));
     let shown = output::stdout(&gate_dir.run(&["gate", "status"]));
     let line = format!("listening   proxy: 127.0.0.2:{proxy}, 127.0.0.3:{proxy}");
     assert!(shown.contains(&line), "{shown}");

@@ -5,7 +5,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 use std::io::Write;
@@ -38,7 +38,7 @@ fn configured_secret_never_appears_in_the_log() {
     );
     wait::until("the log line", || {
         gate.stderr()
-            .contains("\"message\":\"registered\"")
+            .contains("\"message\":\"container registered\"")
             .then_some(())
     });
     let log = gate.stderr();
@@ -99,7 +99,7 @@ fn metrics_are_prometheus_text_with_documented_names() {
         "# EOF",
     ] {
         assert!(
-            text.lines().any(|have| have == line),
+            text.lines().any(|metric| metric == line),
             "no '{line}' in:\n{text}"
         );
     }

@@ -19,9 +19,10 @@ pub struct Pipes {
     id: u64,
 }
 
+/// The notification after a successful initialize.
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
-fn initialize() -> String {
+fn initialize_request() -> String {
     let params = serde_json::json!({
         "protocolVersion": "2025-11-25",
         "capabilities": {},
@@ -30,7 +31,7 @@ fn initialize() -> String {
     format!(r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{params}}}"#)
 }
 
-fn call(id: u64, meta: &str) -> String {
+fn call_request(id: u64, meta: &str) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"echo_raw","arguments":{{"n":{id},"text":"a small argument"}}{meta}}}}}"#
     )
@@ -51,7 +52,7 @@ impl Pipes {
             output,
             id: 0,
         };
-        pipes.write_line(&initialize());
+        pipes.write_line(&initialize_request());
         pipes.read_line();
         pipes.write_line(INITIALIZED);
         pipes
@@ -73,7 +74,7 @@ impl Pipes {
 impl Caller for Pipes {
     fn call(&mut self) {
         self.id += 1;
-        self.write_line(&call(self.id, ""));
+        self.write_line(&call_request(self.id, ""));
         check(&self.read_line(), self.id);
     }
 }
@@ -117,7 +118,7 @@ impl Session {
             session.meta = r#","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#.to_owned();
             return session;
         }
-        let answer = session.post(&initialize());
+        let answer = session.post(&initialize_request());
         assert_eq!(answer.status, 200, "{}", answer.body);
         let id = answer.header("mcp-session-id");
         session.head += "MCP-Protocol-Version: 2025-11-25\r\n";
@@ -137,7 +138,7 @@ impl Session {
 impl Caller for Session {
     fn call(&mut self) {
         self.id += 1;
-        let body = call(self.id, &self.meta);
+        let body = call_request(self.id, &self.meta);
         let answer = self.post(&body);
         assert_eq!(answer.status, 200, "{}", answer.body);
         check(&answer.body, self.id);
@@ -146,8 +147,9 @@ impl Caller for Session {
 
 /// Asserts that the response belongs to the call and is a result.
 fn check(answer: &str, id: u64) {
-    let ours = answer.contains(&format!("\"id\":{id}")) && answer.contains("structuredContent");
-    assert!(ours, "no answer to {id}: {answer}");
+    let is_result =
+        answer.contains(&format!("\"id\":{id}")) && answer.contains("structuredContent");
+    assert!(is_result, "no answer to {id}: {answer}");
 }
 
 /// A persistent connection.
@@ -207,7 +209,7 @@ impl Http {
             body.resize(length.parse().unwrap(), 0);
             self.stream.read_exact(&mut body).unwrap();
         } else if answer.header("transfer-encoding").is_some() {
-            self.chunks(&mut body);
+            self.read_chunks(&mut body);
         }
         if answer
             .header("connection")
@@ -219,7 +221,7 @@ impl Http {
         answer
     }
 
-    /// Sends a request and reads the head of the response; `None` if the connection is closed.
+    /// Sends a request and reads the head of the response; empty if the connection is closed.
     fn send(&mut self, request: &str) -> String {
         let mut head = String::new();
         if self.stream.get_mut().write_all(request.as_bytes()).is_err() {
@@ -234,7 +236,8 @@ impl Http {
         head
     }
 
-    fn chunks(&mut self, body: &mut Vec<u8>) {
+    /// Reads a chunked body.
+    fn read_chunks(&mut self, body: &mut Vec<u8>) {
         loop {
             let mut line = String::new();
             self.stream.read_line(&mut line).unwrap();

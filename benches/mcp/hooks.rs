@@ -6,17 +6,22 @@ use std::time::{Duration, Instant};
 
 use crate::client::Http;
 
-/// Connections that share the rate.
+/// Number of connections that share the request rate.
 const CONNECTIONS: u32 = 8;
 
-/// Request bodies of Docker's gateway.
-const BEFORE: &str = r#"{"method":"tools/call","params":{"name":"search_files","arguments":{"path":"src","pattern":"TODO","limit":100}}}"#;
-const AFTER: &str = r#"{"content":[{"type":"text","text":"src/main.rs:10: // TODO: tidy up\nsrc/lib.rs:99: // TODO: test"}]}"#;
+/// Body of a request to the hook `before`, as Docker's gateway sends it.
+const BEFORE_BODY: &str = r#"{"method":"tools/call","params":{"name":"search_files","arguments":{"path":"src","pattern":"TODO","limit":100}}}"#;
+/// Body of a request to the hook `after`, as Docker's gateway sends it.
+const AFTER_BODY: &str = r#"{"content":[{"type":"text","text":"src/main.rs:10: // TODO: tidy up\nsrc/lib.rs:99: // TODO: test"}]}"#;
 
-/// Latencies in microseconds, each measured from the scheduled time of its request, so waiting
-/// for an earlier response counts.
-pub fn at_rate(at: SocketAddr, hook: &str, rate: u64, time: Duration) -> Vec<f64> {
-    let body = if hook == "before" { BEFORE } else { AFTER };
+/// Sends requests at a constant rate and returns their latencies in microseconds, each measured
+/// from the scheduled time of its request, so waiting for an earlier response counts.
+pub fn measure_at_rate(at: SocketAddr, hook: &str, rate: u64, time: Duration) -> Vec<f64> {
+    let body = if hook == "before" {
+        BEFORE_BODY
+    } else {
+        AFTER_BODY
+    };
     let path = format!("/intercept/{hook}");
     let step = Duration::from_secs(1) * CONNECTIONS / u32::try_from(rate).unwrap();
     let begin = Instant::now() + Duration::from_millis(100);

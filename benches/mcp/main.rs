@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use self::client::{Caller, Era, Pipes, Session};
 use self::processes::ChildProcess;
 
-/// Calls of a round that are not counted: they fill connections, caches and JIT compilers.
+/// Number of calls of a round that are not measured: they open connections and fill caches.
 const WARMUP_CALLS: usize = 200;
 
 struct Options {
@@ -71,7 +71,7 @@ impl Options {
     }
 }
 
-/// A contender: its name, its client, and the process whose work is counted.
+/// A contender: its name, its client, and the process whose CPU time is measured.
 struct Contender<'a> {
     name: &'static str,
     caller: Box<dyn Caller>,
@@ -91,11 +91,11 @@ struct Round {
 fn main() {
     let options = Options::read();
     let temp = tempfile::Builder::new().prefix("pal").tempdir().unwrap();
-    let start = |name: &str, judged: bool| {
+    let start = |name: &str, with_policy: bool| {
         let dir = temp.path().join(name);
-        processes::gate(&options.palisade, &options.fixture, &dir, judged)
+        processes::gate(&options.palisade, &options.fixture, &dir, with_policy)
     };
-    let (gate, free) = (start("judged", true), start("free", false));
+    let (gate, gate_without_policy) = (start("policy", true), start("no-policy", false));
     let supergateway = options
         .supergateway
         .as_deref()
@@ -108,8 +108,16 @@ fn main() {
     let pipes = Pipes::start(&options.fixture);
     let mut contenders = vec![Contender::new("raw stdio", pipes, None)];
     for (name, gate, era) in [
-        ("palisade, 2025-11-25, no policy", &free, Era::Sessions),
-        ("palisade, 2026-07-28, no policy", &free, Era::Stateless),
+        (
+            "palisade, 2025-11-25, no policy",
+            &gate_without_policy,
+            Era::Sessions,
+        ),
+        (
+            "palisade, 2026-07-28, no policy",
+            &gate_without_policy,
+            Era::Stateless,
+        ),
         ("palisade, 2025-11-25, 50 rules", &gate, Era::Sessions),
         ("palisade, 2026-07-28, 50 rules", &gate, Era::Stateless),
     ] {
@@ -128,21 +136,21 @@ fn main() {
     );
     for _ in 0..options.rounds {
         for contender in &mut contenders {
-            contender.round(options.calls);
+            contender.run_round(options.calls);
         }
     }
     show(&contenders);
     for hook in ["before", "after"] {
         let time = Duration::from_secs(options.seconds);
-        let mut latencies = hooks::at_rate(gate.at, hook, options.rate, time);
+        let mut latencies = hooks::measure_at_rate(gate.at, hook, options.rate, time);
         latencies.sort_by(f64::total_cmp);
         println!(
             "/intercept/{hook} at {} a second: {} answers, p50 {:.0} µs, p99 {:.0} µs, p99.9 {:.0} µs",
             options.rate,
             latencies.len(),
-            at(&latencies, 0.5),
-            at(&latencies, 0.99),
-            at(&latencies, 0.999),
+            percentile(&latencies, 0.5),
+            percentile(&latencies, 0.99),
+            percentile(&latencies, 0.999),
         );
     }
     println!("palisade at the end: {:.1} MB", gate.process.memory() / 1e3);
@@ -162,45 +170,45 @@ impl<'a> Contender<'a> {
         }
     }
 
-    fn round(&mut self, calls: usize) {
+    fn run_round(&mut self, calls: usize) {
         for _ in 0..WARMUP_CALLS {
             self.caller.call();
         }
         let work = self.process.map(ChildProcess::processor);
         let mut latencies: Vec<f64> = (0..calls)
             .map(|_| {
-                let begun = Instant::now();
+                let started = Instant::now();
                 self.caller.call();
-                begun.elapsed().as_secs_f64() * 1e6
+                started.elapsed().as_secs_f64() * 1e6
             })
             .collect();
         let spent = self.process.map(ChildProcess::processor);
         latencies.sort_by(f64::total_cmp);
         let count = u32::try_from(calls).unwrap();
         self.rounds.push(Round {
-            p50: at(&latencies, 0.5),
-            p99: at(&latencies, 0.99),
+            p50: percentile(&latencies, 0.5),
+            p99: percentile(&latencies, 0.99),
             work: work
                 .zip(spent)
                 .map(|(before, after)| (after - before) / f64::from(count)),
         });
     }
 
-    fn median(&self, of: impl Fn(&Round) -> f64) -> f64 {
-        let mut figures: Vec<f64> = self.rounds.iter().map(of).collect();
+    fn median(&self, value: impl Fn(&Round) -> f64) -> f64 {
+        let mut figures: Vec<f64> = self.rounds.iter().map(value).collect();
         figures.sort_by(f64::total_cmp);
-        at(&figures, 0.5)
+        percentile(&figures, 0.5)
     }
 }
 
-/// The percentile of sorted values.
+/// The value at a share of the sorted values: 0.99 for the 99th percentile.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
     reason = "an index into a list"
 )]
-fn at(sorted: &[f64], share: f64) -> f64 {
+fn percentile(sorted: &[f64], share: f64) -> f64 {
     let index = (sorted.len() as f64 * share) as usize;
     sorted[index.min(sorted.len() - 1)]
 }

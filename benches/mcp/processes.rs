@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Rules of the policy for every call and every hook.
+/// Number of rules in the policy.
 const RULES: usize = 50;
 
 /// A bridge and its address.
@@ -16,7 +16,7 @@ pub struct Peer {
     pub at: SocketAddr,
 }
 
-/// A process that ends with the benchmark.
+/// A process that is stopped when this value is dropped.
 pub struct ChildProcess {
     child: Child,
 }
@@ -29,11 +29,11 @@ impl ChildProcess {
             .stderr(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-        let begun = Instant::now();
+        let started = Instant::now();
         while TcpStream::connect(at).is_err() {
             let ended = child.try_wait().unwrap();
             assert!(ended.is_none(), "{command:?} ended: {ended:?}");
-            assert!(begun.elapsed().as_secs() < 30, "{command:?} is not up");
+            assert!(started.elapsed().as_secs() < 30, "{command:?} is not up");
             std::thread::park_timeout(Duration::from_millis(20));
         }
         Self { child }
@@ -72,14 +72,15 @@ impl Drop for ChildProcess {
     }
 }
 
-fn free() -> SocketAddr {
+/// A free address on the loopback.
+fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
 }
 
 /// The gate with audit; `with_policy` adds a policy of fifty rules.
 pub fn gate(palisade: &Path, fixture: &Path, dir: &Path, with_policy: bool) -> Peer {
-    let at = free();
+    let at = free_address();
     let bundle = dir.join("bundle");
     fs::create_dir_all(&bundle).unwrap();
     fs::write(bundle.join("policy.rego"), policy()).unwrap();
@@ -109,7 +110,8 @@ pub fn gate(palisade: &Path, fixture: &Path, dir: &Path, with_policy: bool) -> P
     }
 }
 
-/// Every rule is evaluated and none blocks: an allowed call is the most expensive one.
+/// A policy of which every rule is evaluated and none matches: an allowed call is the most
+/// expensive call.
 fn policy() -> String {
     let mut text =
         "package mcp.authz\n\ndefault allow := false\n\nallow if not denied\n".to_owned();
@@ -125,7 +127,7 @@ fn policy() -> String {
 
 /// supergateway, with sessions.
 pub fn supergateway(program: &Path, fixture: &Path) -> Peer {
-    let at = free();
+    let at = free_address();
     let mut command = Command::new(program);
     command
         .arg("--stdio")
@@ -141,7 +143,7 @@ pub fn supergateway(program: &Path, fixture: &Path) -> Peer {
 
 /// mcp-proxy, with sessions.
 pub fn mcp_proxy(program: &Path, fixture: &Path) -> Peer {
-    let at = free();
+    let at = free_address();
     let mut command = Command::new(program);
     command
         .args(["--host", "127.0.0.1", "--port"])

@@ -9,13 +9,13 @@ use std::process::Command;
 use crate::load::Route;
 use crate::processes::{ChildProcess, Gate};
 
-/// Requests before the count starts, to fill connections, caches and pools.
+/// Number of requests before the count starts, which fill connections, caches and pools.
 const WARMUP_REQUESTS: usize = 200;
 
-/// Requests that are counted.
-const COUNTED: usize = 4000;
+/// Number of requests that are counted.
+const COUNTED_REQUESTS: usize = 4000;
 
-/// Connections, used in turn.
+/// Number of connections, which are used in turn.
 const CONNECTIONS: usize = 4;
 
 /// The cost of one request.
@@ -51,15 +51,15 @@ pub async fn count(gate: &Gate, route: &Route, dir: &Path) -> Cost {
         connections[turn % CONNECTIONS].get("/small").await;
     }
     control(&gate.process, &["--instr=on"]);
-    for turn in 0..COUNTED {
+    for turn in 0..COUNTED_REQUESTS {
         connections[turn % CONNECTIONS].get("/small").await;
     }
     control(&gate.process, &["--instr=off"]);
     control(&gate.process, &["--dump"]);
     let profile = fs::read_to_string(dir.join("callgrind.out.1")).unwrap();
-    let requests = f64::from(u32::try_from(COUNTED).unwrap());
+    let requests = f64::from(u32::try_from(COUNTED_REQUESTS).unwrap());
     Cost {
-        instructions: total(&profile) / requests,
+        instructions: total_instructions(&profile) / requests,
         allocations: allocations(&profile) / requests,
     }
 }
@@ -71,7 +71,8 @@ fn control(process: &ChildProcess, arguments: &[&str]) {
     assert!(output.status.success(), "callgrind_control {arguments:?}");
 }
 
-fn total(profile: &str) -> f64 {
+/// The total number of instructions in a profile.
+fn total_instructions(profile: &str) -> f64 {
     let mut lines = profile.lines();
     let line = lines.find_map(|line| {
         let total = line.strip_prefix("totals: ");
@@ -80,8 +81,8 @@ fn total(profile: &str) -> f64 {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// Calls to the allocator from outside of it. Callgrind names a function once, and
-/// refers to it by number afterwards.
+/// The number of calls to the allocator from other functions. Callgrind names a function once, and
+/// uses its number afterwards.
 fn allocations(profile: &str) -> f64 {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let (mut caller, mut callee, mut calls) = ("", "", 0.0);

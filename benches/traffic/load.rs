@@ -88,7 +88,7 @@ impl Route {
             let (mut answer, mut read) = ([0; 1024], 0);
             while !answer[..read].ends_with(b"\r\n\r\n") {
                 let more = tcp.read(&mut answer[read..]).await.unwrap();
-                assert_ne!(more, 0, "the proxy hung up");
+                assert_ne!(more, 0, "the proxy closed the connection");
                 read += more;
             }
             assert!(answer.starts_with(b"HTTP/1.1 200"), "no tunnel");
@@ -133,15 +133,15 @@ async fn read(response: Response<Incoming>) -> usize {
 }
 
 /// Small responses on persistent connections.
-pub async fn kept(route: &Route, time: Duration) -> Figures {
+pub async fn measure_persistent(route: &Route, time: Duration) -> Figures {
     run(route, time, async |route, end| {
         let mut connection = route.open().await;
         connection.get("/small").await;
         let mut micros = Vec::new();
         while Instant::now() < end {
-            let begun = Instant::now();
+            let started = Instant::now();
             assert_eq!(connection.get("/small").await, 1024);
-            micros.push(since(begun));
+            micros.push(micros_since(started));
         }
         micros
     })
@@ -149,14 +149,14 @@ pub async fn kept(route: &Route, time: Duration) -> Figures {
 }
 
 /// A small response on a new connection each time.
-pub async fn new(route: &Route, time: Duration) -> Figures {
+pub async fn measure_new(route: &Route, time: Duration) -> Figures {
     run(route, time, async |route, end| {
         let mut micros = Vec::new();
         while Instant::now() < end {
-            let begun = Instant::now();
+            let started = Instant::now();
             let mut connection = route.open().await;
             assert_eq!(connection.get("/small").await, 1024);
-            micros.push(since(begun));
+            micros.push(micros_since(started));
         }
         micros
     })
@@ -167,26 +167,26 @@ async fn run<F>(route: &Route, time: Duration, client: impl Fn(Route, Instant) -
 where
     F: Future<Output = Vec<u32>> + Send + 'static,
 {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
-        clients.spawn(client(route.clone(), begun + time));
+        clients.spawn(client(route.clone(), started + time));
     }
     let micros = clients.join_all().await.concat();
-    figures(micros, begun.elapsed())
+    figures(micros, started.elapsed())
 }
 
 /// One large response. Returns megabytes per second.
-pub async fn large(route: &Route) -> f64 {
+pub async fn measure_large(route: &Route) -> f64 {
     let mut connection = route.open().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let length = connection.get("/large").await;
     let bytes = u32::try_from(length).unwrap();
-    f64::from(bytes) / 1e6 / begun.elapsed().as_secs_f64()
+    f64::from(bytes) / 1e6 / started.elapsed().as_secs_f64()
 }
 
-fn since(begun: Instant) -> u32 {
-    u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX)
+fn micros_since(started: Instant) -> u32 {
+    u32::try_from(started.elapsed().as_micros()).unwrap_or(u32::MAX)
 }
 
 /// Computes the figures from the latencies of all clients, in microseconds.

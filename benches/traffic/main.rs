@@ -28,10 +28,10 @@ use self::load::{CLIENTS, Figures, Route};
 use self::oha::Oha;
 use self::processes::{Addresses, ChildProcess, Gate, LOCAL, ORIGIN};
 
-/// Idle connections, to measure the memory of each.
-const IDLE: usize = 2000;
+/// Number of idle connections, to measure the memory of each.
+const IDLE_CONNECTIONS: usize = 2000;
 
-/// A contender: its name, its route to the origin, and the process whose work is counted.
+/// A contender: its name, its route to the origin, and the process whose CPU time is measured.
 struct Contender<'a> {
     name: &'static str,
     route: Route,
@@ -94,11 +94,11 @@ impl Options {
     }
 
     fn wants(&self, case: &str) -> bool {
-        self.cases.is_empty() || self.names(case)
+        self.cases.is_empty() || self.is_named(case)
     }
 
     /// Whether a case is named explicitly; some cases need additional programs.
-    fn names(&self, case: &str) -> bool {
+    fn is_named(&self, case: &str) -> bool {
         self.cases.iter().any(|wanted| wanted == case)
     }
 }
@@ -109,21 +109,21 @@ async fn main() {
     let temp = tempfile::Builder::new().prefix("pal").tempdir().unwrap();
     let dir = temp.path();
     let at = Addresses {
-        origin: processes::free(),
-        proxy: processes::free(),
-        names: processes::free(),
-        resolver: processes::free(),
+        origin: processes::free_address(),
+        proxy: processes::free_address(),
+        names: processes::free_address(),
+        resolver: processes::free_address(),
     };
     let _origin = processes::origin(dir, at.origin);
     let _resolver = processes::dnsmasq(at.resolver, None);
-    if options.names("instructions") {
-        instructions_of(&options, dir, &at).await;
+    if options.is_named("instructions") {
+        measure_instructions(&options, dir, &at).await;
         if options.cases.len() == 1 {
             return;
         }
     }
     let gate = Gate::start(&[], &options.palisade, dir, &at);
-    let proxy = processes::free();
+    let proxy = processes::free_address();
     let reverse_proxy = processes::reverse_proxy(dir, proxy, at.origin);
     let mut roots = vec![std::fs::read_to_string(dir.join("root.pem")).unwrap()];
     roots.push(gate.root.clone());
@@ -137,7 +137,7 @@ async fn main() {
         ),
     ] {
         let Some(binary) = binary else { continue };
-        let at = processes::free();
+        let at = processes::free_address();
         let (process, root) = start(binary, dir, at);
         roots.push(root);
         others.push((name, process, at));
@@ -181,15 +181,15 @@ async fn main() {
     };
 
     if options.wants("memory") {
-        memory(&gate.process, &contenders(true)[1].route).await;
+        measure_memory(&gate.process, &contenders(true)[1].route).await;
     }
     if options.wants("kept") {
-        let rows = rates(&options, &contenders(true), load::kept).await;
+        let rows = measure_rates(&options, &contenders(true), load::measure_persistent).await;
         show("kept connections, 1 KiB", "req/s", &rows);
     }
     for (case, resumes) in [("new", true), ("fresh", false)] {
         if options.wants(case) {
-            let rows = rates(&options, &contenders(resumes), load::new).await;
+            let rows = measure_rates(&options, &contenders(resumes), load::measure_new).await;
             let how = if resumes {
                 "resumes"
             } else {
@@ -200,7 +200,7 @@ async fn main() {
         }
     }
     if options.wants("large") {
-        let rates = large(&options, &contenders(true), load::large).await;
+        let rates = measure_large(&options, &contenders(true), load::measure_large).await;
         show_large("one body of 100 MB", &rates);
     }
     if let Some(binary) = options.oha.as_deref() {
@@ -210,16 +210,16 @@ async fn main() {
             binary,
             roots: &path,
         };
-        by_oha(&options, &contenders(true), &oha).await;
+        measure_with_oha(&options, &contenders(true), &oha).await;
     }
     if options.wants("names") {
-        let peer = processes::free();
+        let peer = processes::free_address();
         let dnsmasq = processes::dnsmasq(peer, Some(at.resolver));
         let contenders = [
             ("dnsmasq", peer, &dnsmasq),
             ("palisade", at.names, &gate.process),
         ];
-        look_up(&options, &contenders).await;
+        measure_dns(&options, &contenders).await;
     }
     println!(
         "\npalisade at the end: {:.1} MB",
@@ -228,7 +228,7 @@ async fn main() {
 }
 
 /// Instructions and allocations per request, of this build and of the previous one.
-async fn instructions_of(options: &Options, dir: &Path, at: &Addresses) {
+async fn measure_instructions(options: &Options, dir: &Path, at: &Addresses) {
     println!("kept connections, 1 KiB, counted by callgrind");
     println!("{:14} {:>13} {:>13}", "", "instructions", "allocations");
     let before = options.before.iter().map(|binary| ("before", binary));
@@ -237,8 +237,8 @@ async fn instructions_of(options: &Options, dir: &Path, at: &Addresses) {
         std::fs::create_dir(&dir).unwrap();
         std::fs::copy(dir.join("../root.pem"), dir.join("root.pem")).unwrap();
         let at = Addresses {
-            proxy: processes::free(),
-            names: processes::free(),
+            proxy: processes::free_address(),
+            names: processes::free_address(),
             ..*at
         };
         let gate = Gate::start(&instructions::wrapper(&dir), binary, &dir, &at);
@@ -258,27 +258,30 @@ async fn instructions_of(options: &Options, dir: &Path, at: &Addresses) {
 }
 
 /// The cases as oha measures them.
-async fn by_oha(options: &Options, contenders: &[Contender<'_>], oha: &Oha<'_>) {
+async fn measure_with_oha(options: &Options, contenders: &[Contender<'_>], oha: &Oha<'_>) {
     if options.wants("kept") {
-        let rows = rates(options, contenders, async |route, time| {
-            oha.kept(route, time).await
+        let rows = measure_rates(options, contenders, async |route, time| {
+            oha.measure_persistent(route, time).await
         });
         show("oha: kept connections, 1 KiB", "req/s", &rows.await);
     }
     if options.wants("new") {
-        let rows = rates(options, contenders, async |route, time| {
-            oha.fresh(route, time).await
+        let rows = measure_rates(options, contenders, async |route, time| {
+            oha.measure_new(route, time).await
         });
         show("oha: a new connection each time", "req/s", &rows.await);
     }
     if options.wants("large") {
-        let rates = large(options, contenders, async |route| oha.large(route).await).await;
+        let rates = measure_large(options, contenders, async |route| {
+            oha.measure_large(route).await
+        })
+        .await;
         show_large("oha: one body of 100 MB", &rates);
     }
 }
 
 /// Memory after the allocator has returned unused pages.
-async fn settled(gate: &ChildProcess) -> f64 {
+async fn settled_memory(gate: &ChildProcess) -> f64 {
     let mut last = f64::INFINITY;
     loop {
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -291,24 +294,24 @@ async fn settled(gate: &ChildProcess) -> f64 {
 }
 
 /// Memory of an idle gate, and of each connection that is idle after a request.
-async fn memory(gate: &ChildProcess, route: &Route) {
-    let before = settled(gate).await;
+async fn measure_memory(gate: &ChildProcess, route: &Route) {
+    let before = settled_memory(gate).await;
     let mut connections = Vec::new();
-    for _ in 0..IDLE {
+    for _ in 0..IDLE_CONNECTIONS {
         let mut connection = route.open().await;
         connection.get("/small").await;
         connections.push(connection);
     }
-    let after = settled(gate).await;
+    let after = settled_memory(gate).await;
     println!("\nmemory: idle {:.1} MB", before / 1e3);
     println!(
-        "with {IDLE} kept connections {:.1} MB, {:.1} KiB each",
+        "with {IDLE_CONNECTIONS} kept connections {:.1} MB, {:.1} KiB each",
         after / 1e3,
-        (after - before) / f64::from(u32::try_from(IDLE).unwrap())
+        (after - before) / f64::from(u32::try_from(IDLE_CONNECTIONS).unwrap())
     );
 }
 
-async fn rates(
+async fn measure_rates(
     options: &Options,
     contenders: &[Contender<'_>],
     case: impl AsyncFn(&Route, Duration) -> Figures,
@@ -336,13 +339,15 @@ async fn rates(
 }
 
 fn median_row(runs: &[Row]) -> Row {
-    let of = |value: fn(&Row) -> f64| median(runs.iter().map(value).collect());
+    let median_of = |value: fn(&Row) -> f64| median(runs.iter().map(value).collect());
     Row {
         name: runs[0].name,
-        rate: of(|row| row.rate),
-        p50: of(|row| row.p50),
-        p99: of(|row| row.p99),
-        work: runs[0].work.map(|_| of(|row| row.work.unwrap_or_default())),
+        rate: median_of(|row| row.rate),
+        p50: median_of(|row| row.p50),
+        p99: median_of(|row| row.p99),
+        work: runs[0]
+            .work
+            .map(|_| median_of(|row| row.work.unwrap_or_default())),
     }
 }
 
@@ -371,7 +376,7 @@ fn show(title: &str, unit: &str, rows: &[Row]) {
     }
 }
 
-async fn large(
+async fn measure_large(
     options: &Options,
     contenders: &[Contender<'_>],
     case: impl AsyncFn(&Route) -> f64,
@@ -394,7 +399,7 @@ fn show_large(title: &str, rates: &[(&'static str, f64)]) {
     }
 }
 
-async fn look_up(options: &Options, contenders: &[(&'static str, SocketAddr, &ChildProcess)]) {
+async fn measure_dns(options: &Options, contenders: &[(&'static str, SocketAddr, &ChildProcess)]) {
     let mut runs: Vec<Vec<Row>> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.rounds {
         for ((name, at, process), runs) in contenders.iter().zip(&mut runs) {
@@ -410,5 +415,5 @@ async fn look_up(options: &Options, contenders: &[(&'static str, SocketAddr, &Ch
         }
     }
     let rows: Vec<Row> = runs.iter().map(|runs| median_row(runs)).collect();
-    show("names, forwarded and remembered", "query/s", &rows);
+    show("DNS queries, forwarded and cached", "query/s", &rows);
 }

@@ -10,43 +10,43 @@ use tokio::time::timeout;
 use crate::load::{CLIENTS, Figures, figures};
 use crate::processes::{NAMES, name};
 
-/// A query without an answer in this time is lost, and sent again.
+/// Time after which a query without an answer counts as lost; the client sends the next query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Queries the same names repeatedly.
 pub async fn query_repeatedly(at: SocketAddr, time: Duration) -> Figures {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
-        clients.spawn(one(at, client, begun + time));
+        clients.spawn(run_client(at, client, started + time));
     }
     let micros = clients.join_all().await.concat();
-    figures(micros, begun.elapsed())
+    figures(micros, started.elapsed())
 }
 
-async fn one(at: SocketAddr, client: usize, end: Instant) -> Vec<u32> {
+async fn run_client(at: SocketAddr, client: usize, end: Instant) -> Vec<u32> {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(at).await.unwrap();
     let mut micros = Vec::new();
     let mut answer = [0; 512];
     for number in client.. {
-        let begun = Instant::now();
-        if begun >= end {
+        let started = Instant::now();
+        if started >= end {
             break;
         }
         socket.send(&query(number)).await.unwrap();
         let Ok(read) = timeout(QUERY_TIMEOUT, socket.recv(&mut answer)).await else {
             continue;
         };
-        assert!(read.unwrap() > 12, "half an answer");
-        // No error, and one record.
+        assert!(read.unwrap() > 12, "incomplete answer");
+        // The answer has no error code and one record.
         assert_eq!(
             (answer[3] & 15, answer[7]),
             (0, 1),
             "{}",
             name(number % NAMES)
         );
-        micros.push(u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX));
+        micros.push(u32::try_from(started.elapsed().as_micros()).unwrap_or(u32::MAX));
     }
     micros
 }

@@ -17,17 +17,17 @@ pub struct Oha<'a> {
 
 impl Oha<'_> {
     /// Small responses on persistent connections.
-    pub async fn kept(&self, route: &Route, time: Duration) -> Figures {
+    pub async fn measure_persistent(&self, route: &Route, time: Duration) -> Figures {
         self.load(route, time, &[]).await
     }
 
     /// A small response on a new connection each time.
-    pub async fn fresh(&self, route: &Route, time: Duration) -> Figures {
+    pub async fn measure_new(&self, route: &Route, time: Duration) -> Figures {
         self.load(route, time, &["--disable-keepalive"]).await
     }
 
     /// Large responses in sequence. Returns megabytes per second.
-    pub async fn large(&self, route: &Route) -> f64 {
+    pub async fn measure_large(&self, route: &Route) -> f64 {
         let printed = self.run(route, "/large", &["-n", "3", "-c", "1"]).await;
         number(&printed, "/summary/sizePerSec") / 1e6
     }

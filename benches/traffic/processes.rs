@@ -8,18 +8,21 @@ use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// The origin's name behind the gate. mitmproxy uses the system's resolver, and gets
-/// the other name.
+/// The origin's host name for clients of the gate.
 pub const ORIGIN: &str = "origin.example";
+
+/// The origin's host name for proxies that use the system's resolver.
 pub const LOCAL: &str = "localhost";
 
-/// Names that are queried: the first ones of the allowlist.
+/// Number of names that are queried: the first names of the allowlist.
 pub const NAMES: usize = 100;
 
+/// Number of additional rules in the allowlist.
 const ALLOWLIST_ENTRIES: usize = 10_000;
+/// Size of the file `/large`.
 const LARGE_BYTES: usize = 100_000_000;
 
-/// A process that ends with the benchmark.
+/// A process that is stopped when this value is dropped.
 pub struct ChildProcess {
     child: Child,
     name: &'static str,
@@ -36,12 +39,12 @@ impl ChildProcess {
     }
 
     /// Waits until a process listens on the address.
-    fn listening(mut self, at: SocketAddr) -> Self {
-        let begun = Instant::now();
+    fn wait_for_listener(mut self, at: SocketAddr) -> Self {
+        let started = Instant::now();
         while TcpStream::connect(at).is_err() {
             let ended = self.child.try_wait().unwrap();
             assert!(ended.is_none(), "{} ended: {ended:?}", self.name);
-            assert!(begun.elapsed().as_secs() < 30, "{} is not up", self.name);
+            assert!(started.elapsed().as_secs() < 30, "{} is not up", self.name);
             std::thread::park_timeout(Duration::from_millis(20));
         }
         self
@@ -94,17 +97,17 @@ impl Drop for ChildProcess {
 }
 
 /// A free address on the loopback.
-pub fn free() -> SocketAddr {
+pub fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
-    // Names are queried over both transports.
+    // DNS servers listen on UDP and TCP.
     drop(UdpSocket::bind(at).unwrap());
     at
 }
 
 /// nginx with TLS and two files. Writes its root to `root.pem`.
 pub fn origin(dir: &Path, at: SocketAddr) -> ChildProcess {
-    certify(dir);
+    write_certificates(dir);
     let files = dir.join("files");
     fs::create_dir(&files).unwrap();
     fs::write(files.join("small"), vec![b'x'; 1024]).unwrap();
@@ -159,10 +162,11 @@ fn nginx(dir: &Path, name: &str, at: SocketAddr, server: &str, upstream: &str) -
         }}"
     );
     fs::write(&config, text).unwrap();
-    ChildProcess::start("nginx", Command::new("nginx").arg("-c").arg(config)).listening(at)
+    ChildProcess::start("nginx", Command::new("nginx").arg("-c").arg(config)).wait_for_listener(at)
 }
 
-fn certify(dir: &Path) {
+/// Writes the certificates of a root and of the origin.
+fn write_certificates(dir: &Path) {
     let mut root = CertificateParams::default();
     root.distinguished_name.push(DnType::CommonName, "bench");
     root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -194,7 +198,7 @@ pub struct Addresses {
 
 impl Gate {
     /// Starts the binary in a directory with the origin's `root.pem`. `wrapper` is a program that
-    /// runs it, with its arguments; none where it runs by itself.
+    /// runs the binary, with its arguments; empty to run the binary directly.
     pub fn start(wrapper: &[String], binary: &Path, dir: &Path, at: &Addresses) -> Self {
         let Addresses {
             origin,
@@ -243,7 +247,7 @@ logging: {{level: warn}}
             command
         };
         let process = ChildProcess::start("palisade", palisade(wrapper).args(["gate", "run"]));
-        let process = process.listening(*proxy);
+        let process = process.wait_for_listener(*proxy);
         let added = palisade(&[])
             .args(["registry", "add", "bench", "--ip", "127.0.0.1"])
             .args(["--repo", "o/r", "--trusts-ca"])
@@ -271,7 +275,7 @@ pub fn mitmproxy(binary: &Path, dir: &Path, at: SocketAddr) -> (ChildProcess, St
             .arg("--set")
             .arg(format!("confdir={}/mitmproxy", dir.display())),
     );
-    let process = process.listening(at);
+    let process = process.wait_for_listener(at);
     let root = fs::read_to_string(dir.join("mitmproxy/mitmproxy-ca-cert.pem")).unwrap();
     (process, root)
 }
@@ -292,10 +296,10 @@ pub fn noop(binary: &Path, dir: &Path, at: SocketAddr) -> (ChildProcess, String)
             .arg(at.to_string())
             .args([root_at, key_at, dir.join("root.pem")]),
     );
-    (process.listening(at), root)
+    (process.wait_for_listener(at), root)
 }
 
-/// dnsmasq: it knows every name itself, or caches the answers of `upstream`.
+/// dnsmasq, which has a record for every name, or forwards to `upstream` and caches the answers.
 pub fn dnsmasq(at: SocketAddr, upstream: Option<SocketAddr>) -> ChildProcess {
     let mut command = Command::new("dnsmasq");
     command
@@ -323,5 +327,5 @@ pub fn dnsmasq(at: SocketAddr, upstream: Option<SocketAddr>) -> ChildProcess {
             command.args(records);
         }
     }
-    ChildProcess::start("dnsmasq", &mut command).listening(at)
+    ChildProcess::start("dnsmasq", &mut command).wait_for_listener(at)
 }

@@ -1,4 +1,4 @@
-//! Fuzzes the end of a pack: found at the same byte whole and in pieces.
+//! Fuzzes the search for the end of a pack: the result must not depend on how the input is split.
 #![no_main]
 
 use egress::git_protocol::pack_end::fuzz_check;

@@ -1,4 +1,4 @@
-//! Fuzzes the push parser: the same result whole and in pieces.
+//! Fuzzes the push parser: the result must not depend on how the input is split.
 #![no_main]
 
 use egress::git_protocol::push::fuzz_check;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use mcp::relay::set_meta;
-use mcp::rpc::{RpcMessage, line};
+use mcp::rpc::{RpcMessage, to_line};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(message) = RpcMessage::read_bytes(bytes.to_vec()) else {
@@ -11,15 +11,15 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     assert_eq!(message.text().as_bytes(), bytes);
     // A round trip keeps every byte.
     if let Some(id) = message.id() {
-        let there = RpcMessage::read(message.with_id("42")).expect("another id is a message");
-        assert_eq!(there.with_id(id).as_bytes(), bytes);
+        let with_other_id = RpcMessage::read(message.with_id("42")).expect("another id is a message");
+        assert_eq!(with_other_id.with_id(id).as_bytes(), bytes);
     }
     // A message is one line that parses to the same message.
-    let line = line(message.text());
+    let line = to_line(message.text());
     assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
-    let again = RpcMessage::read_bytes(line).expect("a line is a message");
+    let parsed = RpcMessage::read_bytes(line).expect("a line is a message");
     assert_eq!(
-        (again.kind(), again.method()),
+        (parsed.kind(), parsed.method()),
         (message.kind(), message.method())
     );
     if let Some(params) = message.params()

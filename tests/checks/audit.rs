@@ -1,4 +1,4 @@
-//! The audit log of a gate, read while a cell is driven.
+//! Reads the audit log of the gate under test.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use testkit::{http, wait};
 
-/// The records of a gate after a mark.
+/// The audit log of a gate, without the records before the last call of [`Audit::mark`].
 pub(crate) struct Audit {
     control: PathBuf,
     /// The sequence number of the last record before the mark.
@@ -14,44 +14,49 @@ pub(crate) struct Audit {
 }
 
 impl Audit {
-    /// The log of the gate behind `control`.
+    /// The audit log of the gate with the control socket `control`.
     pub(crate) fn new(control: PathBuf) -> Self {
         let mark = Cell::new(0);
         Self { control, mark }
     }
 
-    /// Leaves out every record that is written by now.
+    /// Skips every record that exists now.
     pub(crate) fn mark(&self) {
         if let Some(last) = self.records().last() {
             self.mark.set(last["seq"].as_u64().unwrap());
         }
     }
 
-    /// Waits for a record after the mark with all these fields and values, and returns it. The
-    /// value of a list is that of its only item.
+    /// Waits for a record after the mark with all these fields and values, and returns it. A list
+    /// field matches if its only item has the value.
     #[track_caller]
-    pub(crate) fn find(&self, fields: &[(&str, &str)]) -> Value {
-        let has = |record: &Value| {
+    pub(crate) fn wait_for(&self, fields: &[(&str, &str)]) -> Value {
+        let matches = |record: &Value| {
             let mut fields = fields.iter();
             fields.all(|(name, value)| record[*name] == *value || record[*name] == json!([value]))
         };
         wait::until_or(
-            || self.records().into_iter().find(has),
+            || self.records().into_iter().find(matches),
             || format!("a record with {fields:?} among {:#?}", self.records()),
         )
     }
 
-    /// Waits for the record of a denial with this reason and this rule, and these fields.
+    /// Waits for the record of a denial with this reason, this rule and these fields.
     #[track_caller]
-    pub(crate) fn denied(&self, reason: &str, rule: &str, fields: &[(&str, &str)]) -> Value {
+    pub(crate) fn wait_for_denied(
+        &self,
+        reason: &str,
+        rule: &str,
+        fields: &[(&str, &str)],
+    ) -> Value {
         let decision = [("verdict", "deny"), ("reason", reason), ("rule", rule)];
-        self.find(&[&decision, fields].concat())
+        self.wait_for(&[&decision, fields].concat())
     }
 
-    /// Waits for the record of something that was allowed, with these fields.
+    /// Waits for the record of an allowed subject with these fields.
     #[track_caller]
-    pub(crate) fn allowed(&self, fields: &[(&str, &str)]) -> Value {
-        self.find(&[&[("verdict", "allow")], fields].concat())
+    pub(crate) fn wait_for_allowed(&self, fields: &[(&str, &str)]) -> Value {
+        self.wait_for(&[&[("verdict", "allow")], fields].concat())
     }
 
     fn records(&self) -> Vec<Value> {
@@ -67,7 +72,7 @@ impl Audit {
         }
     }
 
-    /// The first records after a sequence number.
+    /// Up to 1000 records after a sequence number.
     fn page(&self, after: u64) -> Vec<Value> {
         let path = format!("/v1/audit?after={after}&limit=1000");
         let answer = http::send(&self.control, "GET", &path, b"").unwrap();

@@ -1,5 +1,5 @@
-//! Clients that send bytes: containers of a shared network, which loopback plays, and a
-//! sandbox, whose network the test enters.
+//! Test clients: containers of a shared network, which have loopback addresses, and a sandbox,
+//! whose network namespace the test enters.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -9,18 +9,18 @@ use testkit::inside::{self, NetNamespace};
 use testkit::wait;
 use tokio::net::TcpSocket;
 
-/// A connection in either direction, with TLS or without.
+/// A bidirectional connection, with TLS or without.
 pub(crate) trait Stream: Read + Write {}
 
 impl<IO: Read + Write> Stream for IO {}
 
-/// A client, and how its requests get to the gate.
+/// A client, and how its requests reach the gate.
 pub(crate) enum Client {
-    /// From this address to this proxy, in absolute form, without TLS.
+    /// Sends requests in absolute form, without TLS, from this address to this proxy.
     Proxy(Ipv4Addr, SocketAddr),
-    /// From this address to this proxy, in a tunnel, with TLS.
+    /// Sends requests with TLS in a tunnel, from this address to this proxy.
     Tunnel(Ipv4Addr, SocketAddr),
-    /// To the transparent listeners of a sandbox, with TLS.
+    /// Sends requests with TLS to the transparent listeners of a sandbox.
     Sandbox(NetNamespace),
 }
 
@@ -29,13 +29,13 @@ impl Client {
     pub(crate) fn connect_to_gate(&self, port: u16) -> TcpStream {
         match self {
             Client::Proxy(ip, proxy) | Client::Tunnel(ip, proxy) => connect_from(*ip, *proxy),
-            Client::Sandbox(inside) => inside.port(port),
+            Client::Sandbox(namespace) => namespace.port(port),
         }
     }
 
     /// Connects to the gate, and opens a tunnel where the client uses one.
     pub(crate) fn connect(&self, authority: &str) -> TcpStream {
-        let (host, port) = split(authority, 443);
+        let (host, port) = split_authority(authority, 443);
         let mut stream = self.connect_to_gate(port);
         if let Client::Tunnel(..) = self {
             let head = open_tunnel(&mut stream, &format!("{host}:{port}"));
@@ -44,38 +44,38 @@ impl Client {
         stream
     }
 
-    /// Connects for requests to `authority`.
+    /// Opens a connection for requests to `authority`.
     pub(crate) fn open(&self, authority: &str) -> Connection {
         let stream = self.connect(authority);
-        let (stream, prefix): (Box<dyn Stream>, String) = match self {
+        let (stream, target_prefix): (Box<dyn Stream>, String) = match self {
             Client::Proxy(..) => (Box::new(stream), format!("http://{authority}")),
             Client::Tunnel(..) | Client::Sandbox(_) => {
-                (Box::new(begin_tls(stream, authority)), String::new())
+                (Box::new(start_tls(stream, authority)), String::new())
             }
         };
         Connection {
             stream,
-            prefix,
+            target_prefix,
             authority: authority.to_owned(),
         }
     }
 
-    /// Sends one request on a connection of its own.
+    /// Sends one GET on a new connection.
     #[track_caller]
     pub(crate) fn get(&self, authority: &str, path: &str) -> HttpResponse {
         self.open(authority).get(path, "")
     }
 
-    /// Sends a request through TLS that nothing between here and the host ends; none where the
-    /// gate closes the connection instead.
+    /// Sends a GET over TLS that the gate must not terminate. Returns `None` if the gate closes the
+    /// connection instead.
     pub(crate) fn get_unread(&self, authority: &str) -> Option<HttpResponse> {
         get_unread_on(self.connect(authority), authority)
     }
 }
 
-/// The same on a connection that is open.
+/// Sends a GET over TLS on an open connection. Returns `None` if the gate closes the connection.
 pub(crate) fn get_unread_on(stream: TcpStream, authority: &str) -> Option<HttpResponse> {
-    let mut tls = begin_tls(stream, authority);
+    let mut tls = start_tls(stream, authority);
     let head = format!("GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
     tls.write_all(head.as_bytes()).ok()?;
     http::read_response(tls).ok()
@@ -84,25 +84,27 @@ pub(crate) fn get_unread_on(stream: TcpStream, authority: &str) -> Option<HttpRe
 /// A connection for requests to one host.
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
-    /// What the target of a request begins with.
-    prefix: String,
+    /// Prefix of every request target: scheme and authority for a proxy, otherwise empty.
+    target_prefix: String,
     authority: String,
 }
 
 impl Connection {
-    /// Sends a request with more headers, each with its line end, and reads the answer.
+    /// Sends a GET with additional header lines, each with its CRLF, and reads the response.
     #[track_caller]
     pub(crate) fn get(&mut self, path: &str, headers: &str) -> HttpResponse {
-        self.begin("GET", path, headers).unwrap();
+        self.send_head("GET", path, headers).unwrap();
         self.read().unwrap()
     }
 
-    /// Sends the head of a request.
-    pub(crate) fn begin(&mut self, method: &str, path: &str, headers: &str) -> io::Result<()> {
+    /// Sends the head of a request with additional header lines.
+    pub(crate) fn send_head(&mut self, method: &str, path: &str, headers: &str) -> io::Result<()> {
         let Self {
-            prefix, authority, ..
+            target_prefix,
+            authority,
+            ..
         } = &*self;
-        let head = format!("{method} {prefix}{path} HTTP/1.1\r\nHost: {authority}\r\n");
+        let head = format!("{method} {target_prefix}{path} HTTP/1.1\r\nHost: {authority}\r\n");
         self.write(format!("{head}{headers}\r\n").as_bytes())
     }
 
@@ -112,24 +114,28 @@ impl Connection {
         self.stream.flush()
     }
 
-    /// Reads one answer.
+    /// Reads one response.
     pub(crate) fn read(&mut self) -> io::Result<HttpResponse> {
         http::read_response(&mut self.stream)
     }
 }
 
-/// Asks for a tunnel, and reads the head of the answer.
+/// Sends a CONNECT request and reads the head of the response.
 pub(crate) fn open_tunnel(stream: &mut TcpStream, authority: &str) -> HttpResponse {
     let head = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
     http::read_head(stream).unwrap()
 }
 
-fn begin_tls(stream: TcpStream, authority: &str) -> inside::Tls<TcpStream> {
-    inside::tls(stream, Some(split(authority, 443).0), &["http/1.1"])
+fn start_tls(stream: TcpStream, authority: &str) -> inside::Tls<TcpStream> {
+    inside::tls(
+        stream,
+        Some(split_authority(authority, 443).0),
+        &["http/1.1"],
+    )
 }
 
-/// Connects from an address of the loopback.
+/// Connects from a loopback address.
 pub(crate) fn connect_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -146,41 +152,41 @@ pub(crate) fn connect_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// The host and the port of an authority.
-fn split(authority: &str, default: u16) -> (&str, u16) {
+/// The host and the port of an authority, or the default port.
+fn split_authority(authority: &str, default: u16) -> (&str, u16) {
     match authority.split_once(':') {
         Some((host, port)) => (host, port.parse().unwrap()),
         None => (authority, default),
     }
 }
 
-/// A client of the gate's DNS.
-pub(crate) struct NameClient {
+/// A client of the gate's DNS server, over UDP and TCP.
+pub(crate) struct DnsClient {
     datagrams: UdpSocket,
     stream: TcpStream,
 }
 
 /// The response codes of RFC 1035, section 4.1.1.
 pub(crate) const NO_ERROR: u8 = 0;
-pub(crate) const NO_NAME: u8 = 3;
+pub(crate) const NAME_ERROR: u8 = 3;
 pub(crate) const REFUSED: u8 = 5;
 
-impl NameClient {
-    /// A container of a shared network.
-    pub(crate) fn from(ip: Ipv4Addr, to: SocketAddr) -> Self {
+impl DnsClient {
+    /// Connects to the DNS server from a container of a shared network.
+    pub(crate) fn in_container(ip: Ipv4Addr, to: SocketAddr) -> Self {
         let datagrams = UdpSocket::bind((ip, 0)).unwrap();
         datagrams.connect(to).unwrap();
         Self::new(datagrams, connect_from(ip, to))
     }
 
-    /// A sandbox.
-    pub(crate) fn inside(inside: &NetNamespace) -> Self {
+    /// Connects to the DNS server from the network namespace of a sandbox.
+    pub(crate) fn in_sandbox(namespace: &NetNamespace) -> Self {
         let to = SocketAddr::from(([192, 0, 0, 1], 53));
-        let datagrams = inside.within(|| {
+        let datagrams = namespace.within(|| {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
             socket.connect(to).map(|()| socket)
         });
-        Self::new(datagrams.unwrap(), inside.connect(to).unwrap())
+        Self::new(datagrams.unwrap(), namespace.connect(to).unwrap())
     }
 
     fn new(datagrams: UdpSocket, stream: TcpStream) -> Self {
@@ -193,8 +199,8 @@ impl NameClient {
     #[track_caller]
     pub(crate) fn query(&mut self, name: &str) -> (u8, u8) {
         self.send(name);
-        let over_udp = self.receive().unwrap();
-        let query = message(name);
+        let udp_result = self.receive().unwrap();
+        let query = build_query(name);
         let length = u16::try_from(query.len()).unwrap().to_be_bytes();
         self.stream
             .write_all(&[&length[..], &query].concat())
@@ -203,25 +209,25 @@ impl NameClient {
         self.stream.read_exact(&mut length).unwrap();
         let mut answer = vec![0; u16::from_be_bytes(length).into()];
         self.stream.read_exact(&mut answer).unwrap();
-        assert_eq!(result(&answer), over_udp, "{name}: TCP and UDP");
-        over_udp
+        assert_eq!(parse_answer(&answer), udp_result, "{name}: TCP and UDP");
+        udp_result
     }
 
-    /// Sends a query in a datagram.
+    /// Sends a query over UDP.
     pub(crate) fn send(&self, name: &str) {
-        self.datagrams.send(&message(name)).unwrap();
+        self.datagrams.send(&build_query(name)).unwrap();
     }
 
-    /// Receives an answer in a datagram.
+    /// Receives an answer over UDP: the response code and the number of records.
     pub(crate) fn receive(&self) -> io::Result<(u8, u8)> {
         let mut buffer = [0; 1500];
         let length = self.datagrams.recv(&mut buffer)?;
-        Ok(result(&buffer[..length]))
+        Ok(parse_answer(&buffer[..length]))
     }
 }
 
 /// A query for the IPv4 address of a name (RFC 1035, section 4.1).
-fn message(name: &str) -> Vec<u8> {
+fn build_query(name: &str) -> Vec<u8> {
     let mut bytes = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
     for label in name.split('.') {
         bytes.push(u8::try_from(label.len()).unwrap());
@@ -232,6 +238,6 @@ fn message(name: &str) -> Vec<u8> {
 }
 
 /// The response code and the number of records of an answer.
-fn result(answer: &[u8]) -> (u8, u8) {
+fn parse_answer(answer: &[u8]) -> (u8, u8) {
     (answer[3] & 0xf, answer[7])
 }

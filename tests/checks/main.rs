@@ -1,12 +1,13 @@
-//! Each required cell of the table in `decide::checks`, through its real entry point: what is
-//! checked passes first, and is refused once exactly that check denies it.
+//! Tests of every required cell of the table in `decide::checks`, through the real entry point. The
+//! driver of a cell first sends a subject that must be allowed, and then a subject that exactly
+//! this check must deny.
 
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a failed expectation fails the test"
 )]
 
 mod audit;
@@ -42,48 +43,49 @@ use crate::push::Pushes;
 use crate::repository::{Entry, Repository};
 use crate::tool::{Caller, Tools};
 
-/// A subject and a check.
+/// A cell of the table: a kind of subject and a check.
 type Cell = (SubjectKind, Check);
 
-/// Lists of cells with their drivers, each with the tests that drive it and their fixtures. A
-/// fixture is none where this machine does not have what it needs, and the test has said so.
+/// Defines the tests. Each entry has names of tests with their fixtures, and the list of cells,
+/// with drivers, that each of these tests drives. A fixture is `None` if this machine lacks a
+/// requirement of the test; the reason has been printed then.
 macro_rules! cells {
     ($($($test:ident: $fixture:expr),+ => $list:tt)*) => {
         /// Every cell that a test drives.
-        const DRIVEN: &[&[Cell]] = &[$(listed!($list)),*];
+        const DRIVEN: &[&[Cell]] = &[$(cells_of!($list)),*];
 
         $($(#[test]
         fn $test() {
             if let Some(fixture) = $fixture {
-                let failed: Vec<Cell> = driven!(fixture, $list).into_iter().flatten().collect();
+                let failed: Vec<Cell> = drive_all!(fixture, $list).into_iter().flatten().collect();
                 assert!(failed.is_empty(), "cells that failed: {failed:?}");
             }
         })+)*
     };
 }
 
-/// The cells of a list.
-macro_rules! listed {
+/// The cells of a list, without their drivers.
+macro_rules! cells_of {
     ({$(($subject:ident, $check:ident): $driver:expr,)*}) => {
         &[$((SubjectKind::$subject, Check::$check),)*]
     };
 }
 
-/// Drives the cells of a list, one after the other.
-macro_rules! driven {
+/// Calls the drivers of a list one after the other. Returns the failed cells.
+macro_rules! drive_all {
     ($fixture:ident, {$(($subject:ident, $check:ident): $driver:expr,)*}) => {
         [$(drive((SubjectKind::$subject, Check::$check), || $driver(&$fixture)),)*]
     };
 }
 
-/// Drives one cell, and returns it where that failed.
+/// Calls the driver of a cell. Returns the cell if the driver panics.
 fn drive(cell: Cell, driver: impl FnOnce()) -> Option<Cell> {
     println!("{cell:?}");
-    let driven = catch_unwind(AssertUnwindSafe(driver));
-    driven.is_err().then_some(cell)
+    let outcome = catch_unwind(AssertUnwindSafe(driver));
+    outcome.is_err().then_some(cell)
 }
 
-// Where a cell ends the registration of the client, it is the last one of its list.
+// A driver that ends the registration of the client must be the last of its list.
 cells! {
     request_through_the_proxy_is_denied: Network::start(ClientKind::Proxy),
     request_in_a_tunnel_is_denied: Network::start(ClientKind::Tunnel),
@@ -151,7 +153,7 @@ cells! {
         (Name, Address): name::address,
         (Name, Identity): name::identity,
     }
-    name_beyond_the_rate_is_dropped: Network::with(ClientKind::Proxy, ", rate: 1, burst: 2") => {
+    name_beyond_the_rate_is_dropped: Network::with_dns_settings(ClientKind::Proxy, ", rate: 1, burst: 2") => {
         (Name, Rate): name::rate,
     }
     tool_in_a_session_is_denied: Tools::start(Caller::Session),
@@ -181,7 +183,13 @@ fn every_required_cell_is_driven_and_no_other() {
     let required: BTreeSet<Cell> = required.collect();
     let driven: BTreeSet<Cell> = DRIVEN.concat().into_iter().collect();
     let missing: Vec<_> = required.difference(&driven).collect();
-    assert!(missing.is_empty(), "required, and not driven: {missing:?}");
-    let skipped: Vec<_> = driven.difference(&required).collect();
-    assert!(skipped.is_empty(), "driven, and skipped: {skipped:?}");
+    assert!(
+        missing.is_empty(),
+        "required cells without a test: {missing:?}"
+    );
+    let not_required: Vec<_> = driven.difference(&required).collect();
+    assert!(
+        not_required.is_empty(),
+        "tested cells that are not required: {not_required:?}"
+    );
 }

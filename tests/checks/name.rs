@@ -1,57 +1,59 @@
-//! A name in a DNS query that is forwarded.
+//! Names in DNS queries in the forward mode.
 
 use testkit::wait;
 
-use crate::client::{NO_ERROR, NO_NAME, NameClient, REFUSED};
+use crate::client::{DnsClient, NAME_ERROR, NO_ERROR, REFUSED};
 use crate::network::{MAX_DATA_LIKE_NAMES, Network, data_like_names};
 
-/// A query that must be answered with one address.
+/// Sends a query that must be answered with one address.
 #[track_caller]
-fn allows(network: &Network, client: &mut NameClient, name: &str) {
+fn assert_allowed(network: &Network, client: &mut DnsClient, name: &str) {
     network.audit.mark();
     assert_eq!(client.query(name), (NO_ERROR, 1), "{name}");
-    network.audit.allowed(&[("kind", "dns"), ("host", name)]);
+    network
+        .audit
+        .wait_for_allowed(&[("kind", "dns"), ("host", name)]);
 }
 
-/// A query that must be refused with this code.
+/// Sends a query that must be answered with this response code and recorded as denied.
 #[track_caller]
-fn denies(
+fn assert_denied(
     network: &Network,
-    client: &mut NameClient,
+    client: &mut DnsClient,
     name: &str,
     (code, reason, rule): (u8, &str, &str),
 ) {
     network.audit.mark();
     assert_eq!(client.query(name), (code, 0), "{name}");
     let fields = [("kind", "dns"), ("host", name)];
-    network.audit.denied(reason, rule, &fields);
+    network.audit.wait_for_denied(reason, rule, &fields);
 }
 
 pub(crate) fn identity(network: &Network) {
-    let mut client = network.name_client();
+    let mut client = network.dns_client();
     let name = "open.example";
-    allows(network, &mut client, name);
+    assert_allowed(network, &mut client, name);
     network.unregister();
     let denial = (REFUSED, "identity_unknown", "identity");
-    denies(network, &mut client, name, denial);
+    assert_denied(network, &mut client, name, denial);
 }
 
-/// For a fixture whose clients may send one query a second, and two at once. What is beyond is
-/// dropped and counted: a record of each would let an agent fill the disk.
+/// Needs a fixture whose clients may send one query a second, with a burst of two. Queries beyond
+/// the rate are only dropped and counted; a record of each would let an agent fill the disk.
 pub(crate) fn rate(network: &Network) {
     const SENT: u64 = 40;
-    let client = network.name_client();
+    let client = network.dns_client();
     client.send("open.example");
     assert_eq!(client.receive().unwrap(), (NO_ERROR, 1));
-    let before = dropped(network);
+    let before = count_dropped(network);
     (0..SENT).for_each(|_| client.send("open.example"));
     wait::until("queries to be dropped", || {
-        (dropped(network) > before + SENT / 2).then_some(())
+        (count_dropped(network) > before + SENT / 2).then_some(())
     });
 }
 
-/// How many queries were dropped.
-fn dropped(network: &Network) -> u64 {
+/// The number of dropped queries.
+fn count_dropped(network: &Network) -> u64 {
     let metrics = network.traffic_fixture.metrics();
     let mut lines = metrics.lines();
     let found = lines
@@ -61,27 +63,27 @@ fn dropped(network: &Network) -> u64 {
 }
 
 pub(crate) fn labels(network: &Network) {
-    let mut client = network.name_client();
+    let mut client = network.dns_client();
     for (at, name) in data_like_names("wild.example").enumerate() {
         if at < MAX_DATA_LIKE_NAMES {
-            allows(network, &mut client, &name);
+            assert_allowed(network, &mut client, &name);
         } else {
-            let denial = (NO_NAME, "rate_limited", "dns:labels");
-            denies(network, &mut client, &name, denial);
+            let denial = (NAME_ERROR, "rate_limited", "dns:labels");
+            assert_denied(network, &mut client, &name, denial);
         }
     }
 }
 
 pub(crate) fn allowlist(network: &Network) {
-    let mut client = network.name_client();
-    allows(network, &mut client, "open.example");
-    let denial = (NO_NAME, "host_denied", "allowlist");
-    denies(network, &mut client, "unlisted.example", denial);
+    let mut client = network.dns_client();
+    assert_allowed(network, &mut client, "open.example");
+    let denial = (NAME_ERROR, "host_denied", "allowlist");
+    assert_denied(network, &mut client, "unlisted.example", denial);
 }
 
 pub(crate) fn address(network: &Network) {
-    let mut client = network.name_client();
-    allows(network, &mut client, "public.example");
+    let mut client = network.dns_client();
+    assert_allowed(network, &mut client, "public.example");
     let denial = (NO_ERROR, "address_class", "dns:address");
-    denies(network, &mut client, "private.example", denial);
+    assert_denied(network, &mut client, "private.example", denial);
 }

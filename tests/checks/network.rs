@@ -1,4 +1,5 @@
-//! A gate in front of a small internet, with a client on a shared network or in a sandbox.
+//! A gate with fake origins and a fake DNS resolver, and a client on a shared network or in a
+//! sandbox.
 
 use std::net::Ipv4Addr;
 
@@ -10,10 +11,11 @@ use testkit::port::Port;
 use testkit::resolver::{self, RecordData, Resolver, record};
 
 use crate::audit::Audit;
-use crate::client::{Client, NameClient};
+use crate::client::{Client, DnsClient};
 use crate::traffic_fixture::{TrafficFixture, may_enter, text};
 
-/// The rules, with a host for each check. `{…}` are filled in by [`Network::start`].
+/// Configuration of the gate, with a host for each check. [`Network::with_dns_settings`] fills in
+/// the `{…}`.
 const CONFIG: &str = r#"version: "1.0"
 policies:
   bundles:
@@ -72,12 +74,12 @@ egress:
     "broken-pinned.example:8443": "{closed}"
     "blocked-pinned.example:443": "{tls}"
     "unlisted-pinned.example:443": "{tls}"
-  dns: {mode: forward, listen: ["{names}"], upstreams: ["{resolver}"]{dns}}
+  dns: {mode: forward, listen: ["{dns_address}"], upstreams: ["{resolver}"]{dns}}
 git:
   hosts: [forge.example]
 "#;
 
-/// Limits that decide the same however long a test takes.
+/// Limits whose result does not depend on the duration of a test.
 const POLICY: &str = "rate_limits:
   per_upstream:
     limited.example: {requests_per_second: 0.0001, burst_size: 1}
@@ -88,6 +90,7 @@ circuit_breakers:
     broken-pinned.example: {failure_threshold: 2, recovery_timeout: 86400, success_threshold: 1}
 ";
 
+/// Text of the policy bundle.
 const BUNDLE: &str = r#"package http.authz
 
 default decision := {"action": "allow"}
@@ -100,51 +103,53 @@ decision := {"action": "block", "reason": "Not this host."} if {
 }
 "#;
 
-/// How many names that look like data a sandbox may resolve below one domain.
+/// Number of names that look like data that a sandbox may resolve below one domain.
 pub(crate) const MAX_DATA_LIKE_NAMES: usize = 16;
 
-/// The address of the container.
-const CONTAINER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// The IP address of the container.
+const CONTAINER_IP: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// What the client of a fixture is.
+/// Kind of the client in a fixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientKind {
     /// A container on a shared network that sends requests to the proxy, without TLS.
     Proxy,
     /// A container on a shared network that opens tunnels.
     Tunnel,
-    /// The same, which does not trust the gate's certificates.
+    /// A container on a shared network that opens tunnels and does not trust the gate's
+    /// certificates.
     Untrusting,
-    /// A sandbox that knows of no proxy.
+    /// A sandbox, whose connections go to the transparent listeners.
     Sandbox,
 }
 
-/// See the module.
+/// A gate with a client, fake origins and a fake DNS resolver.
 pub(crate) struct Network {
     pub(crate) traffic_fixture: TrafficFixture,
     pub(crate) audit: Audit,
     pub(crate) proxy: Port,
-    names: Port,
-    plain: OriginServer,
-    tls: OriginServer,
+    dns_port: Port,
+    http_origin: OriginServer,
+    https_origin: OriginServer,
     client: ClientKind,
-    /// The network of the sandbox.
-    inside: Option<NetNamespace>,
+    /// The network namespace of the sandbox, if the client is a sandbox.
+    namespace: Option<NetNamespace>,
     /// The id of the sandbox or the container.
     id: String,
     _resolver: Resolver,
-    /// A port at which nothing listens.
+    /// A port without a listener.
     _closed: Port,
 }
 
 impl Network {
-    /// Starts a gate; none where the test may not enter a sandbox.
+    /// Starts a gate. Returns `None` if the test may not enter a sandbox.
     pub(crate) fn start(client: ClientKind) -> Option<Self> {
-        Self::with(client, "")
+        Self::with_dns_settings(client, "")
     }
 
-    /// The same with more of the section `dns`.
-    pub(crate) fn with(client: ClientKind, dns: &str) -> Option<Self> {
+    /// Starts a gate with additional settings of the section `dns`. Returns `None` if the test may
+    /// not enter a sandbox.
+    pub(crate) fn with_dns_settings(client: ClientKind, dns: &str) -> Option<Self> {
         if client == ClientKind::Sandbox && !may_enter() {
             return None;
         }
@@ -153,7 +158,7 @@ impl Network {
             "/fail" => OriginReply::status(502),
             _ => OriginReply::text("{}"),
         };
-        let tls = traffic_fixture.https_one(
+        let https_origin = traffic_fixture.https_http1(
             &[
                 "open.example",
                 "limited.example",
@@ -166,7 +171,7 @@ impl Network {
             ],
             answer,
         );
-        let plain = OriginServer::http(answer);
+        let http_origin = OriginServer::http(answer);
         let resolver = Resolver::start();
         for name in ["private.example", "public.example"] {
             set_address(&resolver, name, Ipv4Addr::LOCALHOST);
@@ -181,18 +186,22 @@ impl Network {
         for name in ["open.example", "unlisted.example"] {
             set_address(&resolver, name, Ipv4Addr::new(203, 0, 113, 7));
         }
-        let (proxy, names, closed) = (Port::take(), Port::take(), Port::take());
+        let (proxy, dns_port, closed) = (Port::take(), Port::take(), Port::take());
         let root = traffic_fixture.gate_dir.path();
         std::fs::create_dir(root.join("authz")).unwrap();
         std::fs::write(root.join("authz/policy.rego"), BUNDLE).unwrap();
         std::fs::write(root.join("policy.yaml"), POLICY).unwrap();
-        let ports = format!("{}, {}", plain.address().port(), tls.address().port());
+        let ports = format!(
+            "{}, {}",
+            http_origin.address().port(),
+            https_origin.address().port()
+        );
         let config = CONFIG
             .replace("{ports}", &ports)
             .replace("{proxy}", &proxy.address().to_string())
-            .replace("{names}", &names.address().to_string())
-            .replace("{plain}", &plain.address().to_string())
-            .replace("{tls}", &tls.address().to_string())
+            .replace("{dns_address}", &dns_port.address().to_string())
+            .replace("{plain}", &http_origin.address().to_string())
+            .replace("{tls}", &https_origin.address().to_string())
             .replace("{closed}", &closed.address().to_string())
             .replace("{resolver}", &resolver.address().to_string())
             .replace("{dns}", dns);
@@ -202,11 +211,11 @@ impl Network {
             audit: Audit::new(traffic_fixture.gate_dir.control()),
             traffic_fixture,
             proxy,
-            names,
-            plain,
-            tls,
+            dns_port,
+            http_origin,
+            https_origin,
             client,
-            inside: None,
+            namespace: None,
             id: "container".to_owned(),
             _resolver: resolver,
             _closed: closed,
@@ -222,44 +231,47 @@ impl Network {
     fn create_sandbox(&mut self) {
         let args = ["create", "box", "--no-repo", "--repo", "acme/app"];
         self.id = text(&self.traffic_fixture.json(&args)["id"]);
-        self.inside = Some(NetNamespace::of(&self.traffic_fixture.gate_dir, &self.id));
+        self.namespace = Some(NetNamespace::of_sandbox(
+            &self.traffic_fixture.gate_dir,
+            &self.id,
+        ));
     }
 
     fn register(&self) {
-        // A container that trusts the gate's certificates reads refusals inside its tunnels.
+        // For a container that trusts its certificates, the gate sends refusals inside the tunnel.
         let trusts_ca = self.client != ClientKind::Untrusting;
         let body = json!({
-            "container_id": self.id, "container_ip": CONTAINER,
+            "container_id": self.id, "container_ip": CONTAINER_IP,
             "repos": [{"name": "acme/app"}], "metadata": {"trusts_ca": trusts_ca},
         });
-        self.control("POST", "/internal/containers", &body);
+        self.send_to_control("POST", "/internal/containers", &body);
     }
 
-    /// The client whose requests this fixture is about.
+    /// The client of the fixture.
     pub(crate) fn client(&self) -> Client {
         let proxy = self.proxy.address();
-        match (&self.inside, self.client) {
-            (Some(inside), _) => Client::Sandbox(inside.clone()),
-            (None, ClientKind::Proxy) => Client::Proxy(CONTAINER, proxy),
-            (None, _) => Client::Tunnel(CONTAINER, proxy),
+        match (&self.namespace, self.client) {
+            (Some(namespace), _) => Client::Sandbox(namespace.clone()),
+            (None, ClientKind::Proxy) => Client::Proxy(CONTAINER_IP, proxy),
+            (None, _) => Client::Tunnel(CONTAINER_IP, proxy),
         }
     }
 
-    /// The same, for DNS queries.
-    pub(crate) fn name_client(&self) -> NameClient {
-        match &self.inside {
-            Some(inside) => NameClient::inside(inside),
-            None => NameClient::from(CONTAINER, self.names.address()),
+    /// The client of the fixture, for DNS queries.
+    pub(crate) fn dns_client(&self) -> DnsClient {
+        match &self.namespace {
+            Some(namespace) => DnsClient::in_sandbox(namespace),
+            None => DnsClient::in_container(CONTAINER_IP, self.dns_port.address()),
         }
     }
 
     /// Ends the registration of the client. Its connections stay open.
     pub(crate) fn unregister(&self) {
         let path = format!("/internal/containers/{}", self.id);
-        self.control("DELETE", &path, &Value::Null);
+        self.send_to_control("DELETE", &path, &Value::Null);
     }
 
-    fn control(&self, method: &str, path: &str, body: &Value) {
+    fn send_to_control(&self, method: &str, path: &str, body: &Value) {
         let body = match body {
             Value::Null => String::new(),
             body => body.to_string(),
@@ -269,75 +281,83 @@ impl Network {
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
     }
 
-    /// `host` with the port of the origin, for a host that is resolved by DNS.
-    pub(crate) fn direct(&self, host: &str) -> String {
+    /// `host` with the port of its origin, for a host that the gate resolves by DNS.
+    pub(crate) fn with_origin_port(&self, host: &str) -> String {
         let origin = match self.client {
-            ClientKind::Proxy => &self.plain,
-            ClientKind::Tunnel | ClientKind::Untrusting | ClientKind::Sandbox => &self.tls,
+            ClientKind::Proxy => &self.http_origin,
+            ClientKind::Tunnel | ClientKind::Untrusting | ClientKind::Sandbox => &self.https_origin,
         };
         format!("{host}:{}", origin.address().port())
     }
 
-    /// A request that must reach the host and be answered by it.
+    /// Sends a request that must reach the host. Returns the audit record.
     #[track_caller]
-    pub(crate) fn allows(&self, host: &str, send: impl FnOnce() -> HttpResponse) -> Value {
+    pub(crate) fn assert_allowed(&self, host: &str, send: impl FnOnce() -> HttpResponse) -> Value {
         self.audit.mark();
-        let before = self.requests();
+        let before = self.count_requests();
         let answer = send();
         assert_eq!(answer.status, 200, "{answer:?} {}", answer.text());
-        assert_eq!(self.requests(), before + 1, "requests at the origin");
-        self.audit.allowed(&[("host", host)])
+        assert_eq!(self.count_requests(), before + 1, "requests at the origin");
+        self.audit.wait_for_allowed(&[("host", host)])
     }
 
-    /// A request that must be refused before anything reaches the host.
+    /// Sends a request that the gate must refuse and not forward.
     #[track_caller]
-    pub(crate) fn denies(
+    pub(crate) fn assert_denied(
         &self,
         host: &str,
         (status, reason, rule): (u16, &str, &str),
         send: impl FnOnce() -> HttpResponse,
     ) {
         self.audit.mark();
-        let before = self.requests();
+        let before = self.count_requests();
         let answer = send();
         assert_eq!(answer.status, status, "{answer:?} {}", answer.text());
-        assert_eq!(self.requests(), before, "requests at the origin");
-        let record = self.audit.denied(reason, rule, &[("host", host)]);
-        names_record(&answer, &record);
+        assert_eq!(self.count_requests(), before, "requests at the origin");
+        let record = self.audit.wait_for_denied(reason, rule, &[("host", host)]);
+        assert_has_request_id(&answer, &record);
     }
 
-    /// A TLS connection that must reach the host unread.
+    /// Opens a TLS connection that the gate must forward without decryption.
     #[track_caller]
-    pub(crate) fn allows_unread(&self, host: &str, send: impl FnOnce() -> Option<HttpResponse>) {
-        let record = self.allows(host, || send().expect("an answer of the host"));
+    pub(crate) fn assert_allowed_unread(
+        &self,
+        host: &str,
+        send: impl FnOnce() -> Option<HttpResponse>,
+    ) {
+        let record = self.assert_allowed(host, || send().expect("a response of the host"));
         assert_eq!(record["unread"], true, "{record}");
     }
 
-    /// A TLS connection that must be closed before the host sees it.
+    /// Opens a TLS connection that the gate must close without a connection to the host.
     #[track_caller]
-    pub(crate) fn denies_unread(
+    pub(crate) fn assert_denied_unread(
         &self,
         host: &str,
         (reason, rule): (&str, &str),
         send: impl FnOnce() -> Option<HttpResponse>,
     ) {
         self.audit.mark();
-        let before = self.tls.connections();
+        let before = self.https_origin.connections();
         let answer = send();
         assert!(answer.is_none(), "{answer:?}");
-        assert_eq!(self.tls.connections(), before, "connections to the origin");
-        let record = self.audit.denied(reason, rule, &[("host", host)]);
+        assert_eq!(
+            self.https_origin.connections(),
+            before,
+            "connections to the origin"
+        );
+        let record = self.audit.wait_for_denied(reason, rule, &[("host", host)]);
         assert_eq!(record["unread"], true, "{record}");
     }
 
-    fn requests(&self) -> usize {
-        self.plain.requests().len() + self.tls.requests().len()
+    fn count_requests(&self) -> usize {
+        self.http_origin.requests().len() + self.https_origin.requests().len()
     }
 }
 
-/// The refusal that the client reads must name the request of the record.
+/// Requires that the refusal has the request id of the audit record.
 #[track_caller]
-pub(crate) fn names_record(answer: &HttpResponse, record: &Value) {
+pub(crate) fn assert_has_request_id(answer: &HttpResponse, record: &Value) {
     let (refusal, id) = (answer.text(), text(&record["request_id"]));
     assert!(refusal.contains(&id), "no '{id}' in: {refusal}");
 }

@@ -1,5 +1,6 @@
-//! The request that the gate sends for a push, to learn what upstream has. Each push waits with
-//! its body until the check is made to deny, so that the push itself has passed it by then.
+//! The gate's own request for a push, which fetches refs and trees of upstream. Each test sends the
+//! body of the push only after it has made the check deny, so that the push itself has passed the
+//! check before.
 
 use std::cell::Cell;
 use std::net::Ipv4Addr;
@@ -16,11 +17,11 @@ use crate::client::{Client, Connection};
 use crate::git_fixture::{FixtureOptions, GitFixture};
 use crate::network::data_like_names;
 
-/// The event of the gate's own requests.
+/// Field of the audit records of the gate's own requests.
 const OWN_REQUEST: (&str, &str) = ("event", "asked_for_push");
 
-/// Limits that decide the same however long a test takes. A push is three requests: its own, and
-/// two of the gate's.
+/// Limits whose result does not depend on the duration of a test. A push takes three requests: the
+/// client's, and two of the gate.
 const POLICY: &str = "rate_limits:
   per_upstream:
     limited.forge.example: {requests_per_second: 0.0001, burst_size: 4}
@@ -29,6 +30,7 @@ circuit_breakers:
     broken.forge.example: {failure_threshold: 2, recovery_timeout: 86400, success_threshold: 1}
 ";
 
+/// Text of the policy bundle.
 const BUNDLE: &str = r#"package http.authz
 
 default decision := {"action": "allow"}
@@ -43,11 +45,14 @@ decision := {"action": "block", "reason": "Not this path."} if {
 pub(crate) struct OwnRequests {
     git_fixture: GitFixture,
     audit: Audit,
-    /// The commit that is pushed, and its pack.
+    /// The id of the commit that every push sends.
     commit: String,
+    /// The pack of `commit`.
     pack: Vec<u8>,
-    containers: Cell<u8>,
-    branches: Cell<u8>,
+    /// Number of the next container, and last byte of its IP address.
+    next_container: Cell<u8>,
+    /// Number of the next branch.
+    next_branch: Cell<u8>,
     _resolver: Resolver,
     _closed: Port,
     _bundle: tempfile::TempDir,
@@ -56,14 +61,18 @@ pub(crate) struct OwnRequests {
 impl OwnRequests {
     pub(crate) fn start() -> Option<Self> {
         let (resolver, closed) = (Resolver::start(), Port::take());
-        let odd = data_like_names("forge.example").next().unwrap();
-        for name in ["public.forge.example", "private.forge.example", &odd] {
+        let data_like_name = data_like_names("forge.example").next().unwrap();
+        for name in [
+            "public.forge.example",
+            "private.forge.example",
+            &data_like_name,
+        ] {
             let records = vec![record(name, RecordData::A(Ipv4Addr::LOCALHOST))];
             resolver.set_reply(name, 1, resolver::DnsReply::Records(records));
         }
         let bundle = tempfile::tempdir().unwrap();
         std::fs::write(bundle.path().join("policy.rego"), BUNDLE).unwrap();
-        let git_fixture = GitFixture::with(FixtureOptions {
+        let git_fixture = GitFixture::with_options(FixtureOptions {
             checked: true,
             policy: POLICY,
             top: &format!(
@@ -78,7 +87,7 @@ impl OwnRequests {
                 {host: \"*.forge.example\", ports: [{port}]}",
             hosts: &format!(
                 ", limited.forge.example, bundled.forge.example, broken.forge.example, \
-                 paths.forge.example, public.forge.example, private.forge.example, {odd}"
+                 paths.forge.example, public.forge.example, private.forge.example, {data_like_name}"
             ),
             resolve: &format!(
                 ", \"limited.forge.example\": \"{{forge}}\", \
@@ -91,7 +100,7 @@ impl OwnRequests {
             egress: &format!(
                 "  dns: {{upstreams: [\"{}\"]}}\n  allow_private:\n    \
                  - {{host: public.forge.example, cidr: 127.0.0.1/32}}\n    \
-                 - {{host: {odd}, cidr: 127.0.0.1/32}}\n",
+                 - {{host: {data_like_name}, cidr: 127.0.0.1/32}}\n",
                 resolver.address()
             ),
             ..FixtureOptions::default()
@@ -112,23 +121,24 @@ impl OwnRequests {
             git_fixture,
             commit,
             pack: packed.stdout,
-            containers: Cell::new(2),
-            branches: Cell::new(0),
+            next_container: Cell::new(2),
+            next_branch: Cell::new(0),
             _resolver: resolver,
             _closed: closed,
             _bundle: bundle,
         })
     }
 
-    /// `host` with the port of the forge, for a host that is resolved by DNS.
-    fn direct(&self, host: &str) -> String {
+    /// `host` with the port of the forge, for a host that the gate resolves by DNS.
+    fn with_forge_port(&self, host: &str) -> String {
         format!("{host}:{}", self.git_fixture.forge.address().port())
     }
 
-    /// A container of its own, which may push to a repository: a sandbox has ten pushes at once.
-    fn container(&self) -> Container<'_> {
-        let number = self.containers.get();
-        self.containers.set(number + 1);
+    /// A new container that may push to a repository. Each test needs its own: a container has a
+    /// burst of ten pushes.
+    fn create_container(&self) -> Container<'_> {
+        let number = self.next_container.get();
+        self.next_container.set(number + 1);
         let container = Container {
             fixture: self,
             id: format!("container-{number}"),
@@ -147,24 +157,24 @@ struct Container<'a> {
 }
 
 impl Container<'_> {
-    /// Registers it for one repository, again where it is registered already.
+    /// Registers the container for one repository, and replaces an earlier registration.
     fn register(&self, repository: &str) {
         let body = json!({
             "container_id": self.id, "container_ip": self.ip,
             "repos": [{"name": repository}], "metadata": {"trusts_ca": true},
         });
-        self.control("POST", "/internal/containers", &body);
+        self.send_to_control("POST", "/internal/containers", &body);
     }
 
     fn unregister(&self) {
         let path = format!("/internal/containers/{}", self.id);
-        self.control("DELETE", &path, &json!({}));
+        self.send_to_control("DELETE", &path, &json!({}));
     }
 
-    fn control(&self, method: &str, path: &str, body: &Value) {
+    fn send_to_control(&self, method: &str, path: &str, body: &Value) {
         let control = self.fixture.git_fixture.control_socket();
-        // The gate takes ten writes of the registry a second.
-        let answer = wait::until("a write of the registry", || {
+        // The gate accepts ten registry changes a second.
+        let answer = wait::until("a registry change", || {
             let body = body.to_string();
             let answer = http::send(&control, method, path, body.as_bytes()).unwrap();
             (answer.status != 429).then_some(answer)
@@ -176,12 +186,12 @@ impl Container<'_> {
         Client::Tunnel(self.ip, self.fixture.git_fixture.proxy())
     }
 
-    /// Begins a push to a new branch. It has passed every check of its head when this returns: the
-    /// gate asks for the body then.
+    /// Sends the head of a push to a new branch and waits for status 100. The push has then passed
+    /// every check of its head.
     fn begin_push(&self, authority: &str) -> HeldPush<'_> {
         let fixture = self.fixture;
-        let branch = fixture.branches.get();
-        fixture.branches.set(branch + 1);
+        let branch = fixture.next_branch.get();
+        fixture.next_branch.set(branch + 1);
         let zero = "0".repeat(40);
         let commit = &fixture.commit;
         let line = format!("{zero} {commit} refs/heads/b{branch}\0report-status");
@@ -194,7 +204,7 @@ impl Container<'_> {
             body.len()
         );
         let path = "/acme/app/git-receive-pack";
-        connection.begin("POST", path, &headers).unwrap();
+        connection.send_head("POST", path, &headers).unwrap();
         let answer = connection.read().unwrap();
         assert_eq!(answer.status, 100, "{answer:?} {}", answer.text());
         fixture.audit.mark();
@@ -205,17 +215,17 @@ impl Container<'_> {
         }
     }
 
-    /// Pushes, with the gate's own requests allowed.
+    /// Pushes; the push and the gate's own requests must be allowed.
     #[track_caller]
-    fn pushes(&self, authority: &str) {
+    fn assert_push_allowed(&self, authority: &str) {
         let push = self.begin_push(authority);
         let audit = &push.fixture.audit;
-        passed(&push.finish());
-        audit.allowed(&[OWN_REQUEST, ("host", host(authority))]);
+        assert_push_accepted(&push.finish());
+        audit.wait_for_allowed(&[OWN_REQUEST, ("host", host_of(authority))]);
     }
 }
 
-/// A push whose body waits.
+/// A push whose head was accepted and whose body is not sent yet.
 struct HeldPush<'a> {
     fixture: &'a OwnRequests,
     connection: Connection,
@@ -223,22 +233,22 @@ struct HeldPush<'a> {
 }
 
 impl HeldPush<'_> {
-    /// Sends the body, and reads the answer to the push.
+    /// Sends the body and reads the response to the push.
     fn finish(mut self) -> HttpResponse {
         self.connection.write(&self.body).unwrap();
         self.connection.read().unwrap()
     }
 
-    /// Sends the body; the gate's own request must be refused. The outcome of the push is for its
-    /// own checks: without the refs of upstream its objects are read alone.
+    /// Sends the body; the gate's own request must be refused. The push itself may still succeed:
+    /// without the refs of upstream the gate checks only the pushed objects.
     #[track_caller]
-    fn denies(self, authority: &str, reason: &str, rule: &str) -> HttpResponse {
+    fn assert_denied(self, authority: &str, reason: &str, rule: &str) -> HttpResponse {
         let OwnRequests {
             audit, git_fixture, ..
         } = self.fixture;
         let before = count_own_requests(git_fixture);
         let answer = self.finish();
-        audit.denied(reason, rule, &[OWN_REQUEST, ("host", host(authority))]);
+        audit.wait_for_denied(reason, rule, &[OWN_REQUEST, ("host", host_of(authority))]);
         assert_eq!(
             count_own_requests(git_fixture),
             before,
@@ -248,95 +258,95 @@ impl HeldPush<'_> {
     }
 }
 
-/// How many requests of the gate's own arrived at the forge.
+/// The number of the gate's own requests that reached the forge.
 fn count_own_requests(git_fixture: &GitFixture) -> usize {
     let requests = git_fixture.forge.requests().into_iter();
     requests
-        .filter(|one| one.target.ends_with("/git-upload-pack"))
+        .filter(|request| request.target.ends_with("/git-upload-pack"))
         .count()
 }
 
-fn host(authority: &str) -> &str {
+fn host_of(authority: &str) -> &str {
     authority.split(':').next().unwrap_or_default()
 }
 
-/// What a push that passed is answered with.
+/// Requires that the response reports an accepted ref.
 #[track_caller]
-fn passed(answer: &HttpResponse) {
+fn assert_push_accepted(answer: &HttpResponse) {
     let text = answer.text();
     assert!(text.contains("ok refs/heads/"), "{answer:?} {text}");
 }
 
 pub(crate) fn identity(fixture: &OwnRequests) {
-    let container = fixture.container();
-    container.pushes("forge.example");
+    let container = fixture.create_container();
+    container.assert_push_allowed("forge.example");
     let push = container.begin_push("forge.example");
     container.unregister();
-    push.denies("forge.example", "identity_unknown", "identity");
+    push.assert_denied("forge.example", "identity_unknown", "identity");
 }
 
 pub(crate) fn rate(fixture: &OwnRequests) {
-    let (container, host) = (fixture.container(), "limited.forge.example");
-    container.pushes(host);
+    let (container, host) = (fixture.create_container(), "limited.forge.example");
+    container.assert_push_allowed(host);
     let push = container.begin_push(host);
-    passed(&push.denies(host, "rate_limited", "rate_limits"));
+    assert_push_accepted(&push.assert_denied(host, "rate_limited", "rate_limits"));
 }
 
 pub(crate) fn breaker(fixture: &OwnRequests) {
-    let (container, host) = (fixture.container(), "broken.forge.example");
-    container.pushes(host);
+    let (container, host) = (fixture.create_container(), "broken.forge.example");
+    container.assert_push_allowed(host);
     let push = container.begin_push(host);
     for _ in 0..2 {
         let path = "/acme/app/info/refs?service=git-upload-pack";
         let answer = container.client().get(&format!("{host}:8443"), path);
         assert_eq!(answer.status, 502, "{}", answer.text());
     }
-    passed(&push.denies(host, "circuit_open", "circuit_breakers"));
+    assert_push_accepted(&push.assert_denied(host, "circuit_open", "circuit_breakers"));
 }
 
 pub(crate) fn labels(fixture: &OwnRequests) {
-    let container = fixture.container();
+    let container = fixture.create_container();
     let mut names = data_like_names("forge.example");
-    let authority = fixture.direct(&names.next().unwrap());
-    container.pushes(&authority);
+    let authority = fixture.with_forge_port(&names.next().unwrap());
+    container.assert_push_allowed(&authority);
     let push = container.begin_push(&authority);
-    // The budget of a container that is registered anew is whole, also for a name that the push
-    // has paid for.
+    // A new registration has a full label budget, also for the name that the push has already
+    // used.
     container.unregister();
     container.register("acme/app");
     for name in names {
-        let answer = container.client().get(&fixture.direct(&name), "/");
+        let answer = container.client().get(&fixture.with_forge_port(&name), "/");
         assert_eq!(answer.status, 502, "{}", answer.text());
     }
-    push.denies(&authority, "rate_limited", "dns:labels");
+    push.assert_denied(&authority, "rate_limited", "dns:labels");
 }
 
 pub(crate) fn allowlist(fixture: &OwnRequests) {
-    let (container, host) = (fixture.container(), "paths.forge.example");
-    container.pushes("forge.example");
+    let (container, host) = (fixture.create_container(), "paths.forge.example");
+    container.assert_push_allowed("forge.example");
     let push = container.begin_push(host);
-    passed(&push.denies(host, "path_denied", "allowlist:paths.forge.example"));
+    assert_push_accepted(&push.assert_denied(host, "path_denied", "allowlist:paths.forge.example"));
 }
 
 pub(crate) fn bundles(fixture: &OwnRequests) {
-    let (container, host) = (fixture.container(), "bundled.forge.example");
-    container.pushes("forge.example");
+    let (container, host) = (fixture.create_container(), "bundled.forge.example");
+    container.assert_push_allowed("forge.example");
     let push = container.begin_push(host);
-    passed(&push.denies(host, "rego_denied", "rego:authz"));
+    assert_push_accepted(&push.assert_denied(host, "rego_denied", "rego:authz"));
 }
 
 pub(crate) fn repository(fixture: &OwnRequests) {
-    let container = fixture.container();
-    container.pushes("forge.example");
+    let container = fixture.create_container();
+    container.assert_push_allowed("forge.example");
     let push = container.begin_push("forge.example");
     container.register("acme/other");
-    passed(&push.denies("forge.example", "git_repo", "git:repositories"));
+    assert_push_accepted(&push.assert_denied("forge.example", "git_repo", "git:repositories"));
 }
 
 pub(crate) fn address(fixture: &OwnRequests) {
-    let container = fixture.container();
-    container.pushes(&fixture.direct("public.forge.example"));
-    let authority = fixture.direct("private.forge.example");
+    let container = fixture.create_container();
+    container.assert_push_allowed(&fixture.with_forge_port("public.forge.example"));
+    let authority = fixture.with_forge_port("private.forge.example");
     let push = container.begin_push(&authority);
-    push.denies(&authority, "address_class", "dialer");
+    push.assert_denied(&authority, "address_class", "dialer");
 }

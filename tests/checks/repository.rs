@@ -1,4 +1,5 @@
-//! A gate in front of a forge, whose repository clients reach in three ways.
+//! A gate with a forge as upstream. A client reaches the repository of the forge in one of three
+//! ways.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -15,36 +16,36 @@ use crate::client::Client;
 use crate::git_fixture::{FixtureOptions, GitFixture, describe};
 use crate::traffic_fixture::may_enter;
 
-/// The address of the container that [`GitFixture`] registers.
-const CONTAINER: Ipv4Addr = Ipv4Addr::LOCALHOST;
+/// The IP address of the container that [`GitFixture`] registers.
+const CONTAINER_IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 /// How a client reaches the repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// At its host, through the proxy.
+    /// At the forge's host, through the proxy.
     Host,
     /// At the gate's mirror over HTTP, through the proxy.
     Mirror,
-    /// At the gate's mirror in git's own protocol, from a sandbox.
+    /// At the gate's mirror over the git protocol, from a sandbox.
     GitProtocol,
 }
 
-/// See the module.
+/// A gate, its forge and a client.
 pub(crate) struct Repository {
     pub(crate) git_fixture: GitFixture,
     pub(crate) audit: Audit,
     entry: Entry,
-    /// The network of the sandbox.
-    inside: Option<NetNamespace>,
+    /// The network namespace of the sandbox, if the client is a sandbox.
+    namespace: Option<NetNamespace>,
     /// The id of the sandbox or the container.
     id: String,
     _resolver: Resolver,
 }
 
 impl Repository {
-    /// Starts a gate with this policy.yaml; none where the test may not enter a sandbox. It has
-    /// mirrors at a fixed address (`app`), at one that is resolved and open to the gate (`public`),
-    /// and at one that is not (`private`).
+    /// Starts a gate with this policy.yaml. Returns `None` if the test may not enter a sandbox. The
+    /// gate has three mirrors: `app` has an upstream with a fixed address; `public` and `private`
+    /// have an upstream that DNS resolves to a private address, which is allowed for `public` only.
     pub(crate) fn start(entry: Entry, policy: &str) -> Option<Self> {
         if entry == Entry::GitProtocol && !may_enter() {
             return None;
@@ -54,7 +55,7 @@ impl Repository {
             let records = vec![record(name, RecordData::A(Ipv4Addr::LOCALHOST))];
             resolver.set_reply(name, 1, resolver::DnsReply::Records(records));
         }
-        let git_fixture = GitFixture::with(FixtureOptions {
+        let git_fixture = GitFixture::with_options(FixtureOptions {
             checked: true,
             policy,
             git: "  protected: [ok/protected]\n  mirrors:\n    \
@@ -73,7 +74,7 @@ impl Repository {
             audit: Audit::new(git_fixture.control_socket()),
             git_fixture,
             entry,
-            inside: None,
+            namespace: None,
             id: "agent".to_owned(),
             _resolver: resolver,
         };
@@ -84,12 +85,15 @@ impl Repository {
     }
 
     fn create_sandbox(&mut self) {
-        let made = self
+        let output = self
             .git_fixture
             .ok(&["create", "box", "--no-repo", "--json"]);
-        let made: Value = serde_json::from_str(&made).unwrap();
-        self.id = made["id"].as_str().unwrap().to_owned();
-        self.inside = Some(NetNamespace::of(&self.git_fixture.gate_dir, &self.id));
+        let sandbox: Value = serde_json::from_str(&output).unwrap();
+        self.id = sandbox["id"].as_str().unwrap().to_owned();
+        self.namespace = Some(NetNamespace::of_sandbox(
+            &self.git_fixture.gate_dir,
+            &self.id,
+        ));
     }
 
     /// How clients reach the repository.
@@ -97,17 +101,17 @@ impl Repository {
         self.entry
     }
 
-    /// The address of a mirror, or of the repository at its host.
+    /// The URL of a mirror, or of the repository at the forge's host.
     pub(crate) fn remote(&self, mirror: &str) -> String {
         match self.entry {
             Entry::Host => "https://forge.example/acme/app".to_owned(),
             Entry::Mirror => format!("http://palisade.internal/git/{mirror}"),
-            // Every address is the gate's.
+            // In a sandbox every address leads to the gate.
             Entry::GitProtocol => format!("git://192.0.2.7/{mirror}"),
         }
     }
 
-    /// A working copy with a commit that upstream has.
+    /// Creates a working copy of the upstream repository.
     pub(crate) fn working_copy(&self) -> PathBuf {
         self.git_fixture.working_copy("work")
     }
@@ -115,19 +119,19 @@ impl Repository {
     /// Runs git as the client does.
     pub(crate) fn git(&self, dir: &Path, args: &[&str]) -> Output {
         let mut command = self.git_fixture.command(dir, args);
-        match &self.inside {
+        match &self.namespace {
             None => command.output().unwrap(),
-            Some(inside) => inside.within(|| command.output().unwrap()),
+            Some(namespace) => namespace.within(|| command.output().unwrap()),
         }
     }
 
-    /// A client for requests over HTTP, which count as those of git do.
+    /// A client for HTTP requests with the same identity and limits as the client's git.
     pub(crate) fn client(&self) -> Client {
         let proxy = self.git_fixture.proxy();
-        match (&self.inside, self.entry) {
-            (Some(inside), _) => Client::Sandbox(inside.clone()),
-            (None, Entry::Host) => Client::Tunnel(CONTAINER, proxy),
-            (None, _) => Client::Proxy(CONTAINER, proxy),
+        match (&self.namespace, self.entry) {
+            (Some(namespace), _) => Client::Sandbox(namespace.clone()),
+            (None, Entry::Host) => Client::Tunnel(CONTAINER_IP, proxy),
+            (None, _) => Client::Proxy(CONTAINER_IP, proxy),
         }
     }
 
@@ -140,15 +144,15 @@ impl Repository {
     }
 }
 
-/// git must have succeeded.
+/// Requires that git succeeded.
 #[track_caller]
-pub(crate) fn succeeded(output: &Output) {
+pub(crate) fn assert_git_succeeded(output: &Output) {
     assert!(output.status.success(), "{}", describe(output));
 }
 
-/// git must have failed and printed this.
+/// Requires that git failed and printed this text.
 #[track_caller]
-pub(crate) fn failed(output: &Output, printed: &str) {
+pub(crate) fn assert_git_failed(output: &Output, printed: &str) {
     assert!(!output.status.success(), "{}", describe(output));
     let error = output::stderr(output);
     assert!(error.contains(printed), "no '{printed}' in: {error}");

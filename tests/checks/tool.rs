@@ -1,5 +1,5 @@
-//! The call of a tool, its result and its question: at the bridge with a session and without, and
-//! from a container.
+//! Tool calls, their results and their questions (elicitations): at the bridge with a session or
+//! without, and from a container.
 
 use std::fmt::Write as _;
 use std::io::BufReader;
@@ -13,15 +13,16 @@ use testkit::port::Port;
 use crate::audit::Audit;
 use crate::bridge::{Bridge, messages, request, stateless_request};
 use crate::client::Client;
-use crate::network::names_record;
+use crate::network::assert_has_request_id;
 
-/// The address of the container.
-const CONTAINER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// The IP address of the container.
+const CONTAINER_IP: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// The agent that calls tools at the bridge.
 const AGENT: &str = "anna";
 
-/// What the rules deny, a text of the arguments says; hooks are known by their session.
+/// Policy for calls and results. The argument `text` of a call selects what is denied; hooks have
+/// the session id `gateway`.
 const CALLS: &str = r#"package mcp.authz
 
 default decision := {"action": "allow"}
@@ -42,6 +43,7 @@ decision := {"action": "block", "reason": "Not by this hook."} if {
 }
 "#;
 
+/// Policy for questions that a tool asks the user.
 const QUESTIONS: &str = r#"package mcp.elicitation
 
 default decision := {"action": "allow"}
@@ -54,11 +56,11 @@ decision := {"action": "block", "reason": "Not this question."} if {
 /// How a client calls tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// At the bridge, with a session.
+    /// Calls the bridge with a session.
     Session,
-    /// At the bridge, without a session (revision 2026-07-28).
+    /// Calls the bridge without a session (MCP revision 2026-07-28).
     Stateless,
-    /// From a container, at `palisade.internal`.
+    /// Calls `palisade.internal` from a container.
     Container,
 }
 
@@ -68,8 +70,8 @@ pub(crate) struct Tools {
     audit: Audit,
     caller: Caller,
     proxy: Port,
-    /// What the tool `echo_raw` says of itself when its server starts.
-    description: PathBuf,
+    /// The file from which the tool server reads the description of `echo_raw` when it starts.
+    description_file: PathBuf,
 }
 
 impl Tools {
@@ -79,11 +81,12 @@ impl Tools {
             std::fs::create_dir(bridge.path(name)).unwrap();
             std::fs::write(bridge.path(name).join("policy.rego"), text).unwrap();
         }
-        let description = bridge.path("description");
-        std::fs::write(&description, "Returns its arguments.").unwrap();
+        let description_file = bridge.path("description");
+        std::fs::write(&description_file, "Returns its arguments.").unwrap();
         let program = testkit::mcp::fixture();
-        let [program, described] = [&program, &description].map(|path| path.to_str().unwrap());
-        let command = [program, "--describe-from", described];
+        let [program, description_path] =
+            [&program, &description_file].map(|path| path.to_str().unwrap());
+        let command = [program, "--describe-from", description_path];
         let bridge = bridge
             .tool("fixture", &command, "expose: true\ndeny: [crash]")
             .section(&format!("egress: {{listen: [\"{}\"]}}", proxy.address()))
@@ -104,25 +107,25 @@ impl Tools {
             bridge,
             caller,
             proxy,
-            description,
+            description_file,
         };
         if caller == Caller::Container {
             let body = json!({
-                "container_id": "container", "container_ip": CONTAINER,
+                "container_id": "container", "container_ip": CONTAINER_IP,
                 "repos": [{"name": "acme/app"}],
             });
-            tools.control("POST", "/internal/containers", &body.to_string());
+            tools.send_to_control("POST", "/internal/containers", &body.to_string());
         }
         Some(tools)
     }
 
-    fn control(&self, method: &str, path: &str, body: &str) {
+    fn send_to_control(&self, method: &str, path: &str, body: &str) {
         let control = self.bridge.gate_dir.control();
         let answer = http::send(&control, method, path, body.as_bytes()).unwrap();
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
     }
 
-    /// Calls a tool with more headers, and returns what comes back.
+    /// Calls a tool with additional headers and returns the HTTP response.
     fn send(&self, tool: &str, arguments: &Value, headers: &[(&str, &str)]) -> HttpResponse {
         self.audit.mark();
         let params = json!({"name": tool, "arguments": arguments});
@@ -134,8 +137,8 @@ impl Tools {
             let body = request(1, "tools/call", &params);
             return self.bridge.request("POST", &session.path, &headers, &body);
         }
-        let (own, body) = stateless_request("tools/call", Some(tool), &params);
-        let headers = [own, headers].concat();
+        let (own_headers, body) = stateless_request("tools/call", Some(tool), &params);
+        let headers = [own_headers, headers].concat();
         match self.caller {
             Caller::Session | Caller::Stateless => {
                 self.bridge.request("POST", "/mcp/fixture", &headers, &body)
@@ -145,7 +148,7 @@ impl Tools {
     }
 
     fn send_from_container(&self, headers: &[(&str, &str)], body: &str) -> HttpResponse {
-        let client = Client::Proxy(CONTAINER, self.proxy.address());
+        let client = Client::Proxy(CONTAINER_IP, self.proxy.address());
         let mut lines = format!(
             "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n\
              Content-Length: {}\r\n",
@@ -155,7 +158,9 @@ impl Tools {
             write!(lines, "{name}: {value}\r\n").unwrap();
         }
         let mut connection = client.open("palisade.internal");
-        connection.begin("POST", "/mcp/fixture", &lines).unwrap();
+        connection
+            .send_head("POST", "/mcp/fixture", &lines)
+            .unwrap();
         connection.write(body.as_bytes()).unwrap();
         connection.read().unwrap()
     }
@@ -170,20 +175,20 @@ impl Tools {
         found["result"].clone()
     }
 
-    /// Calls a tool, which must return a result that is no error.
+    /// Calls a tool, which must succeed.
     #[track_caller]
-    fn allows(&self, tool: &str, arguments: &Value) {
+    fn assert_allowed(&self, tool: &str, arguments: &Value) {
         let result = self.call(tool, arguments, &[]);
         assert!(result.is_object() && result["isError"] != true, "{result}");
         for stage in ["before", "after"] {
             let fields = [("stage", stage), ("operation", tool)];
-            self.audit.allowed(&fields);
+            self.audit.wait_for_allowed(&fields);
         }
     }
 
     /// Calls a tool, which must be refused at this stage.
     #[track_caller]
-    fn denies(
+    fn assert_denied(
         &self,
         (tool, arguments, headers): (&str, &Value, &[(&str, &str)]),
         (stage, reason, rule): (&str, &str, &str),
@@ -196,7 +201,7 @@ impl Tools {
             (&reason.into(), &rule.into())
         );
         let fields = [("kind", "mcp"), ("stage", stage)];
-        let record = self.audit.denied(reason, rule, &fields);
+        let record = self.audit.wait_for_denied(reason, rule, &fields);
         assert_eq!(record["request_id"], refusal["request_id"], "{record}");
         record
     }
@@ -204,7 +209,7 @@ impl Tools {
 
 pub(crate) fn stored_decision(tools: &Tools) {
     let arguments = json!({"text": "fine"});
-    tools.allows("echo_raw", &arguments);
+    tools.assert_allowed("echo_raw", &arguments);
     let hook = json!({
         "version": "1.0", "type": "before", "request_id": "hooked",
         "timestamp": "2026-01-02T03:04:05Z", "method": "tools/call",
@@ -214,46 +219,46 @@ pub(crate) fn stored_decision(tools: &Tools) {
     let hook = tools.bridge.hook("before", &hook);
     assert_eq!(hook.json()["action"], "block", "{}", hook.text());
     let call = ("echo_raw", &arguments, &[("X-Request-ID", "hooked")][..]);
-    let record = tools.denies(call, ("before", "rego_denied", "rego:calls"));
+    let record = tools.assert_denied(call, ("before", "rego_denied", "rego:calls"));
     assert_eq!(record["event"], "stored_decision", "{record}");
 }
 
 pub(crate) fn tool_list(tools: &Tools) {
     let arguments = json!({});
-    tools.allows("echo_raw", &arguments);
+    tools.assert_allowed("echo_raw", &arguments);
     let denial = ("before", "tool_denied", "tools:fixture:deny:crash");
-    tools.denies(("crash", &arguments, &[]), denial);
+    tools.assert_denied(("crash", &arguments, &[]), denial);
 }
 
-/// The last of its list: the definition of the tool stays changed.
+/// Must be the last driver of its list, because the definition of the tool stays changed.
 pub(crate) fn fingerprint(tools: &Tools) {
-    // The gate reads the definitions of tools when a client lists them, and each session has a
-    // server of its own.
-    let list = || {
+    // The gate reads the definitions of tools when a client lists them. Each new session starts a
+    // new server.
+    let list_tools = || {
         let session = tools.bridge.session("fixture");
         session.post(&request(2, "tools/list", &json!({}))).text()
     };
-    assert!(list().contains("echo_raw"));
+    assert!(list_tools().contains("echo_raw"));
     let arguments = json!({});
-    tools.allows("echo_raw", &arguments);
-    std::fs::write(&tools.description, "Returns more than its arguments.").unwrap();
-    assert!(!list().contains("echo_raw"));
+    tools.assert_allowed("echo_raw", &arguments);
+    std::fs::write(&tools.description_file, "Returns more than its arguments.").unwrap();
+    assert!(!list_tools().contains("echo_raw"));
     let denial = ("before", "tool_changed", "tools:fixture:fingerprint");
-    tools.denies(("echo_raw", &arguments, &[]), denial);
+    tools.assert_denied(("echo_raw", &arguments, &[]), denial);
 }
 
 pub(crate) fn bundles(tools: &Tools) {
-    tools.allows("echo_raw", &json!({"text": "fine"}));
+    tools.assert_allowed("echo_raw", &json!({"text": "fine"}));
     let arguments = json!({"text": "blocked call"});
     let denial = ("before", "rego_denied", "rego:calls");
-    tools.denies(("echo_raw", &arguments, &[]), denial);
+    tools.assert_denied(("echo_raw", &arguments, &[]), denial);
 }
 
 pub(crate) fn result_bundles(tools: &Tools) {
-    tools.allows("echo_raw", &json!({"text": "fine"}));
+    tools.assert_allowed("echo_raw", &json!({"text": "fine"}));
     let arguments = json!({"text": "blocked result"});
     let denial = ("after", "rego_denied", "rego:calls");
-    tools.denies(("echo_raw", &arguments, &[]), denial);
+    tools.assert_denied(("echo_raw", &arguments, &[]), denial);
 }
 
 pub(crate) fn question_bundles(tools: &Tools) {
@@ -261,18 +266,21 @@ pub(crate) fn question_bundles(tools: &Tools) {
     match tools.caller {
         Caller::Session => answer_question(tools, &question("fine question")),
         Caller::Stateless | Caller::Container => {
-            // The question is the result of the call, and the answer would come with the next.
+            // The result of the call is the question; the client would send the answer in its next
+            // call.
             let result = tools.call("test_elicitation", &question("fine question"), &[]);
             assert!(result.to_string().contains("fine question"), "{result}");
         }
     }
     let fields = [("stage", "elicitation"), ("method", "elicitation/create")];
-    tools.audit.allowed(&fields);
-    // The tool receives the refusal, and fails in its own words.
+    tools.audit.wait_for_allowed(&fields);
+    // The tool receives the refusal and reports it in its own error.
     let result = tools.call("test_elicitation", &question("blocked question"), &[]);
     assert_eq!(result["isError"], true, "{result}");
     assert!(result.to_string().contains("rego_denied"), "{result}");
-    tools.audit.denied("rego_denied", "rego:questions", &fields);
+    tools
+        .audit
+        .wait_for_denied("rego_denied", "rego:questions", &fields);
 }
 
 /// Calls a tool in a session, and answers the question that arrives in the stream of the call.
@@ -311,11 +319,13 @@ fn answer_question(tools: &Tools, arguments: &Value) {
 
 pub(crate) fn identity(tools: &Tools) {
     let arguments = json!({});
-    tools.allows("echo_raw", &arguments);
-    tools.control("DELETE", "/internal/containers/container", "");
+    tools.assert_allowed("echo_raw", &arguments);
+    tools.send_to_control("DELETE", "/internal/containers/container", "");
     let answer = tools.send("echo_raw", &arguments, &[]);
     assert_eq!(answer.status, 403, "{}", answer.text());
     let fields = [("method", "POST")];
-    let record = tools.audit.denied("identity_unknown", "identity", &fields);
-    names_record(&answer, &record);
+    let record = tools
+        .audit
+        .wait_for_denied("identity_unknown", "identity", &fields);
+    assert_has_request_id(&answer, &record);
 }

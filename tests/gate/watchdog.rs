@@ -11,8 +11,9 @@ use testkit::{http, leftovers, wait};
 
 use crate::{Background, PALISADE};
 
-/// The process id of the gate that answers on the socket; no command runs that would start one.
-fn answering(gate_dir: &GateDir) -> Option<i32> {
+/// The process id of the gate that answers on the socket. Runs no command, because a command would
+/// start a gate.
+fn pid_of_answering_gate(gate_dir: &GateDir) -> Option<i32> {
     let answer = http::send(&gate_dir.control(), "GET", "/v1/health", b"").ok()?;
     i32::try_from(answer.json()["pid"].as_i64()?).ok()
 }
@@ -20,7 +21,7 @@ fn answering(gate_dir: &GateDir) -> Option<i32> {
 /// Waits for a gate other than `before`.
 fn next_gate(gate_dir: &GateDir, before: i32) -> i32 {
     wait::until("a gate that answers", || {
-        answering(gate_dir).filter(|pid| *pid != before)
+        pid_of_answering_gate(gate_dir).filter(|pid| *pid != before)
     })
 }
 
@@ -38,7 +39,7 @@ fn killed_background_gate_is_restarted_by_its_watchdog() {
     let gate_dir = GateDir::new(PALISADE);
     let _cleanup = Background(&gate_dir);
     assert!(gate_dir.run(&["gate", "start"]).status.success());
-    let first = answering(&gate_dir).unwrap();
+    let first = pid_of_answering_gate(&gate_dir).unwrap();
     kill_9(first);
     let second = next_gate(&gate_dir, first);
     let status = stdout(&gate_dir.run(&["gate", "status"]));
@@ -61,7 +62,7 @@ fn repeatedly_dying_gate_stays_down_with_its_cause() {
     let failure = gate_dir.state().join("gate.failed");
     let mut killed = BTreeSet::new();
     wait::until("the watchdog to give up", || {
-        if let Some(gate) = answering(&gate_dir).filter(|gate| killed.insert(*gate)) {
+        if let Some(gate) = pid_of_answering_gate(&gate_dir).filter(|gate| killed.insert(*gate)) {
             kill_9(gate);
         }
         failure.exists().then_some(())
@@ -92,7 +93,7 @@ fn repeatedly_dying_gate_stays_down_with_its_cause() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains(why), "{}", stderr(&output));
     assert!(!failure.exists());
-    assert!(answering(&gate_dir).is_some());
+    assert!(pid_of_answering_gate(&gate_dir).is_some());
 }
 
 #[test]
@@ -102,15 +103,15 @@ fn stopped_background_gate_is_not_restarted() {
     let started = || {
         let output = gate_dir.run(&["gate", "start"]);
         assert!(output.status.success(), "{}", stderr(&output));
-        answering(&gate_dir).unwrap()
+        pid_of_answering_gate(&gate_dir).unwrap()
     };
-    // In the moment between a death and the restart.
+    // A command stops the gate between its death and its restart.
     for _ in 0..3 {
         kill_9(started());
         assert_eq!(stdout(&gate_dir.run(&["gate", "stop"])), "gate stopped\n");
         assert_no_process_left(&gate_dir);
     }
-    // By a signal to the gate, or to its watchdog.
+    // A signal to the gate or to its watchdog stops both.
     for whose in ["gate", "watchdog"] {
         let gate = started();
         let pid = match whose {
@@ -124,9 +125,12 @@ fn stopped_background_gate_is_not_restarted() {
                 .is_none()
                 .then_some(())
         });
-        assert!(!gate_dir.control().exists(), "{whose}: it ended in order");
+        assert!(
+            !gate_dir.control().exists(),
+            "{whose}: the gate ended gracefully"
+        );
     }
-    // By a service manager, which signals both processes. The gate must still stop in order.
+    // A service manager signals both processes. The gate must still stop gracefully.
     for pid in [started(), gate_dir.watchdog().unwrap()] {
         kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
     }
@@ -136,8 +140,8 @@ fn stopped_background_gate_is_not_restarted() {
             .is_none()
             .then_some(())
     });
-    assert!(!gate_dir.control().exists(), "it ended in order");
-    // By force, if the gate does not answer.
+    assert!(!gate_dir.control().exists(), "the gate ended gracefully");
+    // A gate that does not answer is stopped by force.
     kill(Pid::from_raw(started()), Signal::SIGSTOP).unwrap();
     let output = gate_dir.run(&["gate", "stop", "--force"]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -150,10 +154,10 @@ fn gate_keeps_running_when_its_watchdog_is_killed() {
     let gate_dir = GateDir::new(PALISADE);
     let _cleanup = Background(&gate_dir);
     assert!(gate_dir.run(&["gate", "start"]).status.success());
-    let gate = answering(&gate_dir).unwrap();
+    let gate = pid_of_answering_gate(&gate_dir).unwrap();
     kill_9(gate_dir.watchdog().unwrap());
     assert!(stdout(&gate_dir.run(&["gate", "start"])).starts_with("gate already running"));
-    assert_eq!(answering(&gate_dir), Some(gate));
+    assert_eq!(pid_of_answering_gate(&gate_dir), Some(gate));
     assert!(gate_dir.run(&["gate", "restart"]).status.success());
     let gate = next_gate(&gate_dir, gate);
     kill_9(gate);

@@ -11,60 +11,85 @@ use testkit::output;
 use crate::git_fixture::{FORGE, FixtureOptions, GitFixture};
 use crate::mirror_fixture::{MirrorFixture, MirrorOptions, SECRET};
 
-/// The pushes: a name, the preparation of the working copy, and the refspecs.
-const PUSHES: &[(&str, Work, &[&str])] = &[
-    ("new branch", Work::File, &["HEAD:refs/heads/sandbox/one"]),
+/// The cases of a push: a name, the preparation of the working copy, and the refspecs.
+const PUSHES: &[(&str, Preparation, &[&str])] = &[
+    (
+        "new branch",
+        Preparation::File,
+        &["HEAD:refs/heads/sandbox/one"],
+    ),
     (
         "same branch again",
-        Work::File,
+        Preparation::File,
         &["HEAD:refs/heads/sandbox/one"],
     ),
     (
         "rewritten branch",
-        Work::Amend,
+        Preparation::Amend,
         &["+HEAD:refs/heads/sandbox/one"],
     ),
     (
         "branch outside of sandbox",
-        Work::File,
+        Preparation::File,
         &["HEAD:refs/heads/feature"],
     ),
-    ("protected branch", Work::File, &["HEAD:refs/heads/main"]),
+    (
+        "protected branch",
+        Preparation::File,
+        &["HEAD:refs/heads/main"],
+    ),
     (
         "protected pattern",
-        Work::File,
+        Preparation::File,
         &["HEAD:refs/heads/release/1"],
     ),
-    ("deleted branch", Work::None, &[":refs/heads/sandbox/one"]),
+    (
+        "deleted branch",
+        Preparation::None,
+        &[":refs/heads/sandbox/one"],
+    ),
     (
         "deleted protected branch",
-        Work::None,
+        Preparation::None,
         &[":refs/heads/main"],
     ),
-    ("tag", Work::None, &["HEAD:refs/tags/v1"]),
-    ("note", Work::None, &["HEAD:refs/notes/x"]),
-    ("pull request head", Work::None, &["HEAD:refs/pull/1/head"]),
+    ("tag", Preparation::None, &["HEAD:refs/tags/v1"]),
+    ("note", Preparation::None, &["HEAD:refs/notes/x"]),
+    (
+        "pull request head",
+        Preparation::None,
+        &["HEAD:refs/pull/1/head"],
+    ),
     (
         "two branches, one protected",
-        Work::File,
+        Preparation::File,
         &["HEAD:refs/heads/sandbox/two", "HEAD:refs/heads/main"],
     ),
     (
         "branch of another user",
-        Work::File,
+        Preparation::File,
         &["HEAD:refs/heads/theirs"],
     ),
     (
         "workflow",
-        Work::Workflow,
+        Preparation::Workflow,
         &["HEAD:refs/heads/sandbox/three"],
     ),
-    ("secret", Work::Secret, &["HEAD:refs/heads/sandbox/four"]),
-    ("large file", Work::Large, &["HEAD:refs/heads/sandbox/five"]),
+    (
+        "secret",
+        Preparation::Secret,
+        &["HEAD:refs/heads/sandbox/four"],
+    ),
+    (
+        "large file",
+        Preparation::Large,
+        &["HEAD:refs/heads/sandbox/five"],
+    ),
 ];
 
+/// The commit that a case makes before its push.
 #[derive(Clone, Copy)]
-enum Work {
+enum Preparation {
     None,
     File,
     Amend,
@@ -73,19 +98,23 @@ enum Work {
     Large,
 }
 
-impl Work {
-    /// Commits in `dir`, on top of upstream's default branch.
+impl Preparation {
+    /// Makes the commit in `dir`.
     fn prepare(self, git_fixture: &GitFixture, dir: &Path, case: &str) {
         let file = case.replace(' ', "-");
         match self {
-            Work::None => {}
-            Work::File => git_fixture.commit(dir, &format!("{file}.txt"), "work\n"),
-            Work::Amend => {
+            Preparation::None => {}
+            Preparation::File => git_fixture.commit(dir, &format!("{file}.txt"), "work\n"),
+            Preparation::Amend => {
                 git_fixture.git_in(dir, &["commit", "-q", "--amend", "-m", "rewritten"]);
             }
-            Work::Workflow => git_fixture.commit(dir, ".github/workflows/ci.yml", "on: push\n"),
-            Work::Secret => git_fixture.commit(dir, "key.txt", &format!("{SECRET}\n")),
-            Work::Large => git_fixture.commit(dir, "large.bin", &"0123456789abcdef".repeat(8192)),
+            Preparation::Workflow => {
+                git_fixture.commit(dir, ".github/workflows/ci.yml", "on: push\n");
+            }
+            Preparation::Secret => git_fixture.commit(dir, "key.txt", &format!("{SECRET}\n")),
+            Preparation::Large => {
+                git_fixture.commit(dir, "large.bin", &"0123456789abcdef".repeat(8192));
+            }
         }
     }
 }
@@ -96,7 +125,7 @@ fn outcome(output: &Output) -> String {
     } else {
         "failed"
     };
-    // The gate writes the refusal that git prints; ids are left out.
+    // Keeps the lines of the gate's refusal that git prints, without the request ids.
     let printed = output::stderr(output);
     let sentences = printed.lines().filter_map(|line| {
         let (_, sentence) = line.split_once("remote: palisade: ")?;
@@ -112,7 +141,7 @@ fn outcome(output: &Output) -> String {
 /// Pushes every case of [`PUSHES`] to `remote`.
 fn push_all(corpus: &mut Corpus, mode: &str, git_fixture: &GitFixture, dir: &Path, remote: &str) {
     for (at, (name, work, refspecs)) in PUSHES.iter().enumerate() {
-        // A sandbox may push ten times at once; a restarted gate has a full bucket.
+        // The rate limit allows ten pushes at once; a restart of the gate resets the limit.
         if at % 4 == 0 {
             git_fixture.restart_gate();
         }
@@ -121,14 +150,15 @@ fn push_all(corpus: &mut Corpus, mode: &str, git_fixture: &GitFixture, dir: &Pat
         corpus.case(&format!("{mode}: {name}"), || {
             outcome(&git_fixture.try_git(dir, &[&["push", remote], *refspecs].concat()))
         });
-        // Only work on the first branch builds on what was pushed before.
-        if !refspecs.contains(&"HEAD:refs/heads/sandbox/one") && !matches!(work, Work::Amend) {
+        // Only the cases of the first branch build on earlier pushes.
+        if !refspecs.contains(&"HEAD:refs/heads/sandbox/one") && !matches!(work, Preparation::Amend)
+        {
             git_fixture.git_in(dir, &["reset", "-q", "--hard", &start]);
         }
     }
 }
 
-/// An upstream branch that the sandbox did not create.
+/// Creates an upstream branch past the gate, which the sandbox therefore does not own.
 fn create_foreign_branch(git_fixture: &GitFixture, dir: &Path) {
     let upstream = git_fixture.upstream("acme/app");
     let upstream = upstream.to_str().unwrap();
@@ -142,7 +172,7 @@ fn corpus_of_pushes_over_http() {
         ("bot", true, false),
         ("user, objects read", false, true),
     ] {
-        let git_fixture = GitFixture::with(FixtureOptions {
+        let git_fixture = GitFixture::with_options(FixtureOptions {
             bot,
             checked,
             policy: "git: {push_limits: {warning_bytes: 32768, hard_limit_bytes: 65536}}\n",
@@ -161,7 +191,7 @@ fn corpus_of_pushes_over_http() {
 
 #[test]
 fn corpus_of_pushes_with_a_bundle() {
-    let git_fixture = GitFixture::with(FixtureOptions {
+    let git_fixture = GitFixture::with_options(FixtureOptions {
         top: "policies:\n  bundles:\n    - {id: mine, path: ./mine, entrypoint: git/push}\n",
         ..FixtureOptions::default()
     });
@@ -183,7 +213,7 @@ fn corpus_of_pushes_with_a_bundle() {
 fn corpus_of_fetches_over_http() {
     let mut git_fixture = GitFixture::new();
     git_fixture.working_copy("work");
-    git_fixture.bare("acme/other", &[]);
+    git_fixture.create_bare("acme/other", &[]);
     let mut corpus = Corpus::open("fetch", &git_fixture.control_socket());
     for version in [0, 1, 2] {
         let git = crate::git_fixture::gits()[0];
@@ -300,7 +330,7 @@ fn corpus_of_mirrors_over_the_git_protocol() {
 
 #[test]
 fn corpus_of_git_check() {
-    let git_fixture = GitFixture::with(FixtureOptions {
+    let git_fixture = GitFixture::with_options(FixtureOptions {
         checked: true,
         ..FixtureOptions::default()
     });
@@ -334,10 +364,12 @@ fn corpus_of_git_check() {
                     serde_json::from_str(&output::stdout(&output)).unwrap_or_default();
                 let code = output.status.code().unwrap_or(-1);
                 let mut seen = vec![format!("exit {code}")];
-                let whole = answer["denials"].as_array().into_iter().flatten();
+                let of_push = answer["denials"].as_array().into_iter().flatten();
                 let refs = answer["refs"].as_array().into_iter().flatten();
-                let refs = refs.map(|one| &one["denial"]).filter(|one| !one.is_null());
-                for denial in whole.chain(refs) {
+                let refs = refs
+                    .map(|update| &update["denial"])
+                    .filter(|denial| !denial.is_null());
+                for denial in of_push.chain(refs) {
                     seen.push(format!("{} {}", denial["reason"], denial["rule"]));
                 }
                 seen.join("\n")

@@ -24,7 +24,7 @@ fn clone_and_fetch_work_in_every_form() {
             let text = std::fs::read_to_string(home.join(&partial).join("README.md")).unwrap();
             assert_eq!(text, "hello\n");
 
-            // Something new upstream is fetched, with a request that git compresses.
+            // A new upstream branch is fetched, with a request that git compresses.
             let branch = format!("HEAD:refs/heads/{}", name("new"));
             fixture.restart_gate();
             fixture.commit(&first, &name("file"), "new\n");
@@ -41,7 +41,7 @@ fn clone_and_fetch_work_in_every_form() {
 #[test]
 fn sha256_repository_is_fetched_and_pushed() {
     let fixture = GitFixture::new();
-    fixture.bare("acme/long", &["--object-format=sha256"]);
+    fixture.create_bare("acme/long", &["--object-format=sha256"]);
     let home = fixture.path("");
     let dir = fixture.path("long");
     fixture.git_in(&home, &["init", "-q", "--object-format=sha256", "long"]);
@@ -63,8 +63,8 @@ fn sha256_repository_is_fetched_and_pushed() {
 #[test]
 fn unregistered_repository_is_refused_in_every_spelling() {
     let fixture = GitFixture::new();
-    fixture.bare("acme/other", &[]);
-    fixture.bare("acme/app.wiki", &[]);
+    fixture.create_bare("acme/other", &[]);
+    fixture.create_bare("acme/app.wiki", &[]);
     let home = fixture.path("");
     for (path, shown) in [
         ("acme/other", "acme/other"),
@@ -124,12 +124,12 @@ fn unregistered_repository_is_refused_in_every_spelling() {
 
 #[test]
 fn public_repository_is_read_without_credentials() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         git: "  read_public: true\n",
         ..FixtureOptions::default()
     });
     let first = fixture.working_copy("first");
-    let other = fixture.bare("acme/other", &[]);
+    let other = fixture.create_bare("acme/other", &[]);
     let other = other.to_str().unwrap().to_owned();
     fixture.git_in(&first, &["push", "-q", &other, "HEAD:refs/heads/main"]);
     let before = fixture.forge.requests().len();
@@ -143,12 +143,12 @@ fn public_repository_is_read_without_credentials() {
     );
     let seen = fixture.forge.requests().split_off(before);
     assert!(!seen.is_empty());
-    for one in &seen {
-        let headers = format!("{:?}", one.headers);
+    for request in &seen {
+        let headers = format!("{:?}", request.headers);
         assert!(!headers.contains("client-secret"), "{headers}");
-        assert!(one.headers.contains_key("user-agent"));
+        assert!(request.headers.contains_key("user-agent"));
     }
-    // Writing is not covered by public reading.
+    // `git.read_public` does not allow writes.
     let output = fixture.try_git(&first, &["push", &url, "HEAD:refs/heads/feature"]);
     assert!(output::stderr(&output).contains("Repo not authorized: acme/other"));
     let (status, body) = fixture.post(&format!("{url}/info/lfs/objects/batch"), b"{}", &[]);

@@ -37,12 +37,12 @@ reason := "Only below ok." if not allow
 /// Every git program of this machine.
 pub(crate) fn gits() -> Vec<&'static str> {
     let known = ["/usr/bin/git", "/usr/local/bin/git"];
-    let there: Vec<&str> = known
+    let installed: Vec<&str> = known
         .into_iter()
         .filter(|git| Path::new(git).exists())
         .collect();
-    assert!(!there.is_empty(), "no git");
-    there
+    assert!(!installed.is_empty(), "no git");
+    installed
 }
 
 /// A gate in front of a forge.
@@ -54,40 +54,40 @@ pub(crate) struct GitFixture {
     version: u8,
 }
 
-/// Settings beside the defaults. In the configuration `{forge}` stands for the forge's address,
-/// and `{port}` for its port.
+/// Settings in addition to the defaults. In the configuration, `{forge}` is replaced by the forge's
+/// address, and `{port}` by its port.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FixtureOptions<'a> {
-    /// More of the section `git`.
+    /// Additional lines of the section `git`.
     pub(crate) git: &'a str,
-    /// policy.yaml.
+    /// The content of policy.yaml.
     pub(crate) policy: &'a str,
-    /// More at the top of palisade.yaml.
+    /// Additional top-level lines of palisade.yaml.
     pub(crate) top: &'a str,
-    /// Addresses of further hosts.
+    /// Additional entries of `egress.resolve`.
     pub(crate) resolve: &'a str,
-    /// More hosts that may be reached.
+    /// Additional entries of `egress.domains`.
     pub(crate) domains: &'a str,
-    /// More hosts that are git servers.
+    /// Additional entries of `git.hosts`.
     pub(crate) hosts: &'a str,
-    /// More of the section `egress`.
+    /// Additional lines of the section `egress`.
     pub(crate) egress: &'a str,
-    /// A bot's registration.
+    /// Whether the container is registered with the auth mode `bot`.
     pub(crate) bot: bool,
     /// The push limit of the registration.
     pub(crate) limit: Option<u64>,
-    /// Whether secret scan and restricted paths are on.
+    /// Whether pushed objects are checked: secret scan and restricted paths.
     pub(crate) checked: bool,
 }
 
 impl GitFixture {
     /// A gate that does not read packs, and a container that pushes as its user.
     pub(crate) fn new() -> Self {
-        Self::with(FixtureOptions::default())
+        Self::with_options(FixtureOptions::default())
     }
 
-    pub(crate) fn with(options: FixtureOptions<'_>) -> Self {
-        // Benchmarks set another build.
+    pub(crate) fn with_options(options: FixtureOptions<'_>) -> Self {
+        // Benchmarks set the variable to test another build.
         let binary = std::env::var("PALISADE_BINARY");
         let gate_dir = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         let ca = Ca::new("the internet's root");
@@ -106,7 +106,7 @@ impl GitFixture {
             git,
             version: 2,
         };
-        fixture.bare("acme/app", &[]);
+        fixture.create_bare("acme/app", &[]);
         fixture.write(options);
         fixture.ok(&["gate", "start"]);
         fixture.ok(&["ca", "export", "--out", "gate.pem"]);
@@ -195,7 +195,7 @@ impl GitFixture {
     }
 
     /// Creates a bare repository on the forge.
-    pub(crate) fn bare(&self, name: &str, more: &[&str]) -> PathBuf {
+    pub(crate) fn create_bare(&self, name: &str, more: &[&str]) -> PathBuf {
         let dir = self
             .gate_dir
             .path()
@@ -233,7 +233,7 @@ impl GitFixture {
         )
     }
 
-    /// A git command of the container, through the gate.
+    /// A git command of the container, which uses the gate as its proxy.
     pub(crate) fn command(&self, dir: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(&self.git);
         command
@@ -277,10 +277,10 @@ impl GitFixture {
         output::stdout(&output).trim_end().to_owned()
     }
 
-    /// A push that must be refused with this sentence; upstream must not change.
+    /// Runs a push that must be refused with this sentence; upstream must not change.
     #[track_caller]
-    pub(crate) fn refused(&self, dir: &Path, args: &[&str], reason: &str, sentence: &str) {
-        let (before, sent) = (self.refs("acme/app"), self.forge.pushed());
+    pub(crate) fn assert_refused(&self, dir: &Path, args: &[&str], reason: &str, sentence: &str) {
+        let (before, sent) = (self.refs("acme/app"), self.forge.pushed_bytes());
         let output = self.try_git(dir, args);
         let printed = output::stderr(&output);
         assert!(
@@ -292,13 +292,17 @@ impl GitFixture {
         assert!(printed.contains("remote: palisade: "), "{printed}");
         assert!(printed.contains(reason), "no '{reason}' in: {printed}");
         assert_eq!(self.refs("acme/app"), before);
-        assert_eq!(self.forge.pushed(), sent, "upstream saw bytes of it");
-        self.explained(&printed, reason);
+        assert_eq!(
+            self.forge.pushed_bytes(),
+            sent,
+            "upstream received data of the push"
+        );
+        self.assert_explained(&printed, reason);
     }
 
-    /// git's output names a request that `palisade why` and the audit log explain.
+    /// Checks that `palisade why` and the audit log explain the request that git's output names.
     #[track_caller]
-    fn explained(&self, printed: &str, reason: &str) {
+    fn assert_explained(&self, printed: &str, reason: &str) {
         let (_, rest) = printed.split_once("request ").expect("a request id");
         let id = rest.get(..26).unwrap();
         let why = self.ok(&["why", id, "--json"]);
@@ -321,13 +325,13 @@ impl GitFixture {
         let dir = self.path(name);
         self.git_in(self.gate_dir.path(), &["clone", "-q", APP, name]);
         if self.refs("acme/app").is_empty() {
-            self.seed(&dir);
+            self.push_first_commit(&dir);
         }
         dir
     }
 
     /// Pushes the first commit to upstream past the gate, as the operator.
-    fn seed(&self, dir: &Path) {
+    fn push_first_commit(&self, dir: &Path) {
         self.commit(dir, "README.md", "hello\n");
         let upstream = self.upstream("acme/app");
         let upstream = upstream.to_str().unwrap();
@@ -406,7 +410,7 @@ impl GitFixture {
         (field("VmHWM:"), field("VmRSS:"))
     }
 
-    /// Runs curl in the container: status and body.
+    /// Runs curl as the container, and returns status and body.
     pub(crate) fn curl(&self, args: &[&str]) -> (u16, String) {
         let output = Command::new("curl")
             .env_clear()
@@ -448,7 +452,7 @@ pub(crate) fn describe(output: &Output) -> String {
     format!("{}\nstdout: {out}\nstderr: {err}", output.status)
 }
 
-/// Relays connections from another loopback address, which identifies another container.
+/// Starts a relay that connects from the address `from`, which identifies another container.
 pub(crate) fn relay(from: IpAddr, to: SocketAddr) -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -6,17 +6,18 @@ use testkit::output;
 
 use crate::git_fixture::{FixtureOptions, GitFixture};
 
+/// The URL of pushes to the container's repository.
 const TARGET: &str = "https://forge.example/acme/app.git/git-receive-pack";
 
-fn line(text: &[u8]) -> Vec<u8> {
+fn pkt_line(text: &[u8]) -> Vec<u8> {
     [format!("{:04x}", text.len() + 4).as_bytes(), text].concat()
 }
 
-fn push(commands: &[&str]) -> Vec<u8> {
+fn push_body(commands: &[&str]) -> Vec<u8> {
     let mut body = Vec::new();
     for (at, command) in commands.iter().enumerate() {
         let caps = if at == 0 { "\0report-status" } else { "" };
-        body.extend(line(format!("{command}{caps}").as_bytes()));
+        body.extend(pkt_line(format!("{command}{caps}").as_bytes()));
     }
     body.extend_from_slice(b"0000");
     body.extend_from_slice(b"PACK\0\0\0\x02\0\0\0\0");
@@ -46,7 +47,7 @@ fn deletion_is_found_in_every_encoding_of_a_push() {
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let fine = format!("{zero} {one} refs/heads/fine");
     let gone = format!("{one} {zero} refs/heads/gone");
-    let body = push(&[&fine, &gone]);
+    let body = push_body(&[&fine, &gone]);
     for (bytes, headers) in [
         (body.clone(), vec![]),
         (body.clone(), vec!["transfer-encoding: chunked"]),
@@ -70,16 +71,16 @@ fn deletion_is_found_in_every_encoding_of_a_push() {
 fn ambiguous_push_is_refused() {
     let fixture = GitFixture::new();
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
-    let fine = push(&[&format!("{zero} {one} refs/heads/fine")]);
-    let two = push(&[
+    let fine = push_body(&[&format!("{zero} {one} refs/heads/fine")]);
+    let two = push_body(&[
         &format!("{zero} {one} refs/heads/fine"),
         &format!("{zero} {one} refs/heads/more\0push-options"),
     ]);
-    let space = push(&[&format!("{zero} {one} refs/heads/a b")]);
+    let space = push_body(&[&format!("{zero} {one} refs/heads/a b")]);
     let compressed = gzip(&fine);
     let twice = [compressed.as_slice(), &compressed].concat();
     let cut = &compressed[..compressed.len() - 4];
-    let deep = push(&[&format!("{zero} {one} ref/heads/fine")]);
+    let deep = push_body(&[&format!("{zero} {one} ref/heads/fine")]);
     for (bytes, headers) in [
         (&two[..], &[][..]),
         (&space, &[]),
@@ -135,7 +136,7 @@ fn empty_probe_request_passes() {
 fn client_without_report_status_is_refused_by_http_status() {
     let fixture = GitFixture::new();
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
-    let mut body = line(format!("{zero} {one} refs/heads/main").as_bytes());
+    let mut body = pkt_line(format!("{zero} {one} refs/heads/main").as_bytes());
     body.extend_from_slice(b"0000PACK\0\0\0\x02\0\0\0\0");
     body.extend_from_slice(&[7; 20]);
     let (status, reply) = fixture.post(TARGET, &body, &[]);
@@ -146,12 +147,12 @@ fn client_without_report_status_is_refused_by_http_status() {
 
 #[test]
 fn decompression_bomb_is_refused() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 1000000}}\n",
         ..FixtureOptions::default()
     });
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
-    let mut body = push(&[&format!("{zero} {one} refs/heads/fine")]);
+    let mut body = push_body(&[&format!("{zero} {one} refs/heads/fine")]);
     body.resize(200 << 20, 0);
     let bomb = gzip(&body);
     assert!(bomb.len() < 1 << 20);

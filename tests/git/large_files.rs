@@ -6,7 +6,7 @@ use testkit::output;
 
 use crate::git_fixture::{APP, FixtureOptions, GitFixture};
 
-/// Makes git-lfs track `*.bin` in a working copy.
+/// A working copy in which git-lfs tracks `*.bin`.
 fn working_copy_with_lfs(fixture: &GitFixture, name: &str) -> PathBuf {
     fixture.git_in(&fixture.path(""), &["lfs", "install", "--skip-repo"]);
     let dir = fixture.working_copy(name);
@@ -15,7 +15,7 @@ fn working_copy_with_lfs(fixture: &GitFixture, name: &str) -> PathBuf {
     dir
 }
 
-/// The SHA-256 in the committed pointer.
+/// The SHA-256 in the committed LFS pointer of `file`.
 fn lfs_pointer_id(fixture: &GitFixture, dir: &Path, file: &str) -> String {
     let pointer = fixture.git_in(dir, &["show", &format!("HEAD:{file}")]);
     let oid = pointer
@@ -27,7 +27,7 @@ fn lfs_pointer_id(fixture: &GitFixture, dir: &Path, file: &str) -> String {
 
 #[test]
 fn lfs_file_is_uploaded_and_downloaded() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         checked: true,
         ..FixtureOptions::default()
     });
@@ -42,16 +42,16 @@ fn lfs_file_is_uploaded_and_downloaded() {
         let before = fixture.forge.requests().len();
         fixture.commit(&first, &file, &content);
         fixture.git_in(&first, &["push", "-q", "origin", "HEAD:refs/heads/feature"]);
-        let kept = fixture
+        let stored = fixture
             .forge
             .large_file(&lfs_pointer_id(&fixture, &first, &file));
-        assert_eq!(kept.as_deref(), Some(content.as_bytes()));
+        assert_eq!(stored.as_deref(), Some(content.as_bytes()));
         let second = format!("second-{round}");
         let clone = ["clone", "-q", "--branch", "feature", APP, &second];
         fixture.git_in(&fixture.path(""), &clone);
-        let come = std::fs::read(fixture.path(&second).join(&file)).unwrap();
-        assert_eq!(come, content.as_bytes());
-        // Where it was kept.
+        let downloaded = std::fs::read(fixture.path(&second).join(&file)).unwrap();
+        assert_eq!(downloaded, content.as_bytes());
+        // The file was uploaded to this host.
         let seen = fixture.forge.requests().split_off(before);
         let put = seen.iter().find(|request| request.method == "PUT").unwrap();
         let at = put.headers["host"].to_str().unwrap();
@@ -73,7 +73,7 @@ fn lfs_files_of_another_repository_are_refused() {
     let first = working_copy_with_lfs(&fixture, "first");
     fixture.commit(&first, "picture.bin", "not so large");
     let other = "https://forge.example/acme/other";
-    fixture.bare("acme/other", &[]);
+    fixture.create_bare("acme/other", &[]);
     let output = fixture.try_git(&first, &["lfs", "push", other, "HEAD"]);
     assert!(!output.status.success());
     let printed = output::stderr(&output) + &output::stdout(&output);
@@ -91,7 +91,7 @@ fn lfs_upload_to_an_unlisted_host_is_refused() {
     fixture.forge.store_large_files_at("nowhere.example");
     let first = working_copy_with_lfs(&fixture, "first");
     fixture.commit(&first, "picture.bin", "not so large");
-    // git-lfs takes the refusal for an expired token, and would retry eight times.
+    // git-lfs treats the refusal like an expired token, and would retry eight times.
     fixture.git_in(&first, &["config", "lfs.transfer.maxretries", "1"]);
     let push = ["push", "origin", "HEAD:refs/heads/feature"];
     let output = fixture.try_git(&first, &push);

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use crate::git_fixture::{APP, FixtureOptions, GitFixture, describe};
 
-/// The size of the repository: small, unless a benchmark sets it.
+/// The size of the repository in MiB and the number of rounds: small, unless a benchmark sets the
+/// variable.
 fn size() -> (usize, usize) {
     let setting = std::env::var("PALISADE_GIT_MIB");
     setting.map_or((6, 1), |text| (text.parse().unwrap(), 3))
 }
 
-/// Incompressible files of 1 MiB.
+/// Commits incompressible files of 1 MiB each.
 fn fill(fixture: &GitFixture, dir: &Path, name: &str, files: usize) {
     let mut noise = std::fs::File::open("/dev/urandom").unwrap();
     for number in 0..files {
@@ -28,12 +29,12 @@ fn fill(fixture: &GitFixture, dir: &Path, name: &str, files: usize) {
 /// Runs git directly against the forge.
 fn git_without_gate(fixture: &GitFixture, dir: &Path, args: &[&str]) {
     let at = fixture.forge.address();
-    let led = format!(
+    let resolve = format!(
         "http.curloptResolve=forge.example:{}:{}",
         at.port(),
         at.ip()
     );
-    let args = [&["-c", &led, "-c", "http.postBuffer=1048576"], args].concat();
+    let args = [&["-c", &resolve, "-c", "http.postBuffer=1048576"], args].concat();
     let mut command = fixture.command(dir, &args);
     let output = command
         .env_remove("https_proxy")
@@ -44,15 +45,15 @@ fn git_without_gate(fixture: &GitFixture, dir: &Path, args: &[&str]) {
 }
 
 fn timed(work: impl FnOnce()) -> Duration {
-    let begun = Instant::now();
+    let started = Instant::now();
     work();
-    begun.elapsed()
+    started.elapsed()
 }
 
 #[test]
 fn large_repository_is_cloned_and_pushed_completely() {
     let (mib, rounds) = size();
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         checked: true,
         ..FixtureOptions::default()
     });
@@ -70,10 +71,13 @@ fn large_repository_is_cloned_and_pushed_completely() {
     );
     for round in 0..rounds {
         let (ours, theirs) = (format!("ours-{round}"), format!("theirs-{round}"));
-        let past = timed(|| git_without_gate(&fixture, &home, &["clone", "-q", &direct, &theirs]));
-        let through = timed(|| drop(fixture.git_in(&home, &["clone", "-q", APP, &ours])));
-        let ratio = past.as_secs_f64() / through.as_secs_f64();
-        eprintln!("clone of {mib} MiB: past {past:.2?}, through {through:.2?}, {ratio:.2}");
+        let direct_time =
+            timed(|| git_without_gate(&fixture, &home, &["clone", "-q", &direct, &theirs]));
+        let gate_time = timed(|| drop(fixture.git_in(&home, &["clone", "-q", APP, &ours])));
+        let ratio = direct_time.as_secs_f64() / gate_time.as_secs_f64();
+        eprintln!(
+            "clone of {mib} MiB: direct {direct_time:.2?}, with the gate {gate_time:.2?}, {ratio:.2}"
+        );
         let clone = fixture.path(&ours);
         assert_eq!(fixture.git_in(&clone, &["rev-parse", "HEAD"]), main);
         fixture.git_in(&clone, &["fsck", "--strict"]);
@@ -83,25 +87,28 @@ fn large_repository_is_cloned_and_pushed_completely() {
         let (mine, other) = (branch("mine"), branch("other"));
         let post = "http.postBuffer=1048576";
         let push = ["-c", post, "push", "-q", "origin", &mine];
-        let through = timed(|| drop(fixture.git_in(&dir, &push)));
-        // The same objects again: upstream deletes them in between.
+        let gate_time = timed(|| drop(fixture.git_in(&dir, &push)));
+        // Upstream deletes the objects, so that the direct push sends the same data again.
         let head = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
         assert!(fixture.refs("acme/app").contains(&head));
-        let made = format!("refs/heads/mine-{round}");
-        fixture.git_in(&upstream, &["update-ref", "-d", &made]);
+        let pushed_ref = format!("refs/heads/mine-{round}");
+        fixture.git_in(&upstream, &["update-ref", "-d", &pushed_ref]);
         fixture.git_in(&upstream, &["reflog", "expire", "--expire=now", "--all"]);
         fixture.git_in(&upstream, &["prune", "--expire=now"]);
         fixture.git_in(&upstream, &["repack", "-q", "-a", "-d"]);
-        let past = timed(|| git_without_gate(&fixture, &dir, &["push", "-q", &direct, &other]));
-        let ratio = past.as_secs_f64() / through.as_secs_f64();
-        eprintln!("push: past {past:.2?}, through and read {through:.2?}, {ratio:.2}");
+        let direct_time =
+            timed(|| git_without_gate(&fixture, &dir, &["push", "-q", &direct, &other]));
+        let ratio = direct_time.as_secs_f64() / gate_time.as_secs_f64();
+        eprintln!(
+            "push: direct {direct_time:.2?}, with the gate and its checks {gate_time:.2?}, {ratio:.2}"
+        );
         assert!(
             fixture
                 .refs("acme/app")
                 .contains(&format!("other-{round} {head}"))
         );
-        let gone = format!("refs/heads/other-{round}");
-        fixture.git_in(&upstream, &["update-ref", "-d", &gone]);
+        let other_ref = format!("refs/heads/other-{round}");
+        fixture.git_in(&upstream, &["update-ref", "-d", &other_ref]);
         fixture.git_in(&dir, &["reset", "-q", "--hard", &main]);
     }
 }

@@ -1,12 +1,13 @@
 //! Git through the gate with the machine's git: the built binary, a real
-//! `git http-backend` on loopback, and a container of a shared network that loopback stands for.
+//! `git http-backend` on loopback, and a client on loopback in the place of a container on a shared
+//! network.
 
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test that cannot continue has failed"
 )]
 
 mod corpus;

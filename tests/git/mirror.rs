@@ -1,4 +1,4 @@
-//! Mirrors over HTTP: an upstream that is reached with a key.
+//! Mirrors over HTTP, of upstreams that the gate accesses over SSH or HTTPS.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn clone_fetch_and_push_work_with_every_git_version() {
             let dir = fixture.clone_as(&name("work"));
             let git_fixture = &fixture.git_fixture;
             let head = git_fixture.git_in(&dir, &["symbolic-ref", "--short", "HEAD"]);
-            assert_eq!(head, "trunk", "HEAD is upstream's");
+            assert_eq!(head, "trunk", "HEAD is the upstream's HEAD");
             git_fixture.git_in(&dir, &["fsck", "--strict"]);
 
             let (branch, tag) = (name("branch"), name("v"));
@@ -33,21 +33,24 @@ fn clone_fetch_and_push_work_with_every_git_version() {
             git_fixture.git_in(&dir, &["tag", "-a", "-m", "a tag", &tag]);
             let args = ["push", "-q", "--atomic", "-o", "ci.skip", "origin"];
             git_fixture.git_in(&dir, &[&args[..], &[&forced, &tag]].concat());
-            let made = git_fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+            let pushed = git_fixture.git_in(&dir, &["rev-parse", "HEAD"]);
             let refs = fixture.refs();
-            assert!(refs.contains(&format!("refs/heads/{branch} {made}")));
+            assert!(refs.contains(&format!("refs/heads/{branch} {pushed}")));
             assert!(refs.contains(&tag), "{tag} in {refs}");
 
-            let there = fixture.out_of_band(&name("there"), "refs/heads/trunk");
+            let upstream_commit = fixture.commit_upstream(&name("there"), "refs/heads/trunk");
             let git_fixture = &fixture.git_fixture;
             git_fixture.git_in(&dir, &["fetch", "-q", "origin"]);
             let seen = git_fixture.git_in(&dir, &["rev-parse", "origin/trunk"]);
-            assert_eq!(seen, there, "what was done elsewhere is seen at once");
+            assert_eq!(
+                seen, upstream_commit,
+                "a new upstream commit is fetched immediately"
+            );
         }
     }
     let record = || {
         let mut records = fixture.git_fixture.records().into_iter();
-        records.find(|one| one["operation"] == "push" && one["repo"] == "app")
+        records.find(|record| record["operation"] == "push" && record["repo"] == "app")
     };
     let record = wait::until("a record of a push", record);
     assert_eq!(
@@ -63,7 +66,7 @@ fn clone_fetch_and_push_work_with_every_git_version() {
 #[test]
 fn shallow_and_partial_clones_work() {
     let mut fixture = MirrorFixture::new(&MirrorOptions::default());
-    fixture.out_of_band("two", "refs/heads/trunk");
+    fixture.commit_upstream("two", "refs/heads/trunk");
     for version in [0, 2] {
         fixture.git_fixture.use_git(gits()[0], version);
         let (git_fixture, top) = (&fixture.git_fixture, fixture.git_fixture.path(""));
@@ -83,7 +86,7 @@ fn shallow_and_partial_clones_work() {
 fn mirror_head_follows_upstream_head() {
     let fixture = MirrorFixture::new(&MirrorOptions::default());
     fixture.clone_as("before");
-    fixture.out_of_band("next", "refs/heads/next");
+    fixture.commit_upstream("next", "refs/heads/next");
     let args = ["symbolic-ref", "HEAD", "refs/heads/next"];
     fixture.git_fixture.git_in(&fixture.bare(), &args);
     let dir = fixture.clone_as("after");
@@ -97,7 +100,10 @@ fn mirror_head_follows_upstream_head() {
     let listed = fixture
         .git_fixture
         .git_in(&dir, &["ls-remote", "--heads", APP]);
-    assert!(!listed.contains("trunk"), "what is gone is gone: {listed}");
+    assert!(
+        !listed.contains("trunk"),
+        "a deleted branch is still listed: {listed}"
+    );
 }
 
 #[test]
@@ -106,7 +112,7 @@ fn unreachable_upstream_is_reported_and_no_stale_data_served() {
     let dir = fixture.clone_as("work");
     fixture.git_fixture.commit(&dir, "a", "a\n");
     fixture.sshd.stop();
-    let begun = Instant::now();
+    let started = Instant::now();
     let sentence = "The upstream of mirror 'app' cannot be used: it refuses the connection.";
     let top = fixture.git_fixture.path("");
     for args in [
@@ -114,12 +120,15 @@ fn unreachable_upstream_is_reported_and_no_stale_data_served() {
         &["-C", "work", "fetch", "origin"],
         &["-C", "work", "push", "origin", "HEAD:refs/heads/new"],
     ] {
-        let output = fixture.refused(&top, args, sentence);
+        let output = fixture.assert_refused(&top, args, sentence);
         let printed = output::stderr(&output);
         let port = fixture.sshd.address().port().to_string();
-        assert!(!printed.contains(&port), "where upstream is: {printed}");
+        assert!(
+            !printed.contains(&port),
+            "the message contains the upstream's port: {printed}"
+        );
     }
-    assert!(begun.elapsed() < Duration::from_secs(90));
+    assert!(started.elapsed() < Duration::from_secs(90));
     fixture.sshd.run();
     fixture.git_fixture.git_in(&dir, &["fetch", "-q", "origin"]);
 }
@@ -132,10 +141,10 @@ fn silent_upstream_times_out() {
         ..MirrorOptions::default()
     });
     let top = fixture.git_fixture.path("");
-    let begun = Instant::now();
+    let started = Instant::now();
     let sentence = "The upstream of mirror 'app' cannot be used: it did not answer in time.";
-    fixture.refused(&top, &["clone", "-q", APP, "work"], sentence);
-    assert!(begun.elapsed() < Duration::from_secs(90));
+    fixture.assert_refused(&top, &["clone", "-q", APP, "work"], sentence);
+    assert!(started.elapsed() < Duration::from_secs(90));
 }
 
 #[test]
@@ -147,12 +156,12 @@ fn stale_locks_of_a_killed_git_do_not_block_fetches() {
     for name in ["HEAD.lock", "packed-refs.lock", "refs/heads/trunk.lock"] {
         std::fs::write(mirror.join(name), "").unwrap();
     }
-    let there = fixture.out_of_band("more", "refs/heads/trunk");
+    let upstream_commit = fixture.commit_upstream("more", "refs/heads/trunk");
     fixture.git_fixture.git_in(&dir, &["fetch", "-q", "origin"]);
     let seen = fixture
         .git_fixture
         .git_in(&dir, &["rev-parse", "origin/trunk"]);
-    assert_eq!(seen, there);
+    assert_eq!(seen, upstream_commit);
 }
 
 #[test]
@@ -163,11 +172,14 @@ fn upstream_with_wrong_host_key_is_refused() {
     });
     let top = fixture.git_fixture.path("");
     let sentence = "its host key is not the one that was configured";
-    fixture.refused(&top, &["clone", "-q", APP, "work"], sentence);
+    fixture.assert_refused(&top, &["clone", "-q", APP, "work"], sentence);
     let seed = fixture.git_fixture.path("seed");
     let push = ["push", APP, "HEAD:refs/heads/new"];
-    fixture.refused(&seed, &push, sentence);
-    assert!(!fixture.sshd.log().contains("Accepted"), "no key was shown");
+    fixture.assert_refused(&seed, &push, sentence);
+    assert!(
+        !fixture.sshd.log().contains("Accepted"),
+        "the client authenticated to the wrong host"
+    );
 }
 
 #[test]
@@ -186,11 +198,11 @@ fn pushes_to_a_mirror_are_checked() {
         (":refs/heads/mine", "git_delete"),
         ("HEAD:refs/notes/commits", "git_namespace"),
     ] {
-        let output = fixture.refused(&dir, &["push", "origin", spec], sentence);
+        let output = fixture.assert_refused(&dir, &["push", "origin", spec], sentence);
         assert!(output::stderr(&output).contains("remote: palisade: "));
     }
     git_fixture.commit(&dir, "b", &format!("key = \"{SECRET}\"\n"));
-    let output = fixture.refused(
+    let output = fixture.assert_refused(
         &dir,
         &["push", "origin", "HEAD:refs/heads/mine"],
         "secret_found",
@@ -199,13 +211,13 @@ fn pushes_to_a_mirror_are_checked() {
     git_fixture.git_in(&dir, &["reset", "-q", "--hard", "HEAD~"]);
     git_fixture.commit(&dir, ".github/workflows/ci.yaml", "on: push\n");
     let push = ["push", "origin", "HEAD:refs/heads/mine"];
-    fixture.refused(&dir, &push, "git_path");
+    fixture.assert_refused(&dir, &push, "git_path");
     git_fixture.git_in(&dir, &["reset", "-q", "--hard", "HEAD~"]);
     git_fixture.commit(&dir, "c", "c\n");
     git_fixture.git_in(&dir, &push);
     let blocked = || {
         let mut records = git_fixture.records().into_iter();
-        records.find(|one| one["reason"] == "secret_found" && one["repo"] == "app")
+        records.find(|record| record["reason"] == "secret_found" && record["repo"] == "app")
     };
     let record = wait::until("a record of the refusal", blocked);
     assert_eq!(record["operation"], "push");
@@ -217,7 +229,7 @@ fn restricted_paths_that_upstream_has_are_no_change() {
         checked: true,
         ..MirrorOptions::default()
     });
-    fixture.out_of_band(".github/workflows/ci.yaml", "refs/heads/trunk");
+    fixture.commit_upstream(".github/workflows/ci.yaml", "refs/heads/trunk");
     let dir = fixture.clone_as("work");
     let git_fixture = &fixture.git_fixture;
     git_fixture.commit(&dir, "a", "a\n");
@@ -234,7 +246,7 @@ fn bot_pushes_only_to_its_own_namespaces() {
     let dir = fixture.clone_as("work");
     fixture.git_fixture.commit(&dir, "a", "a\n");
     let push = ["push", "origin", "HEAD:refs/heads/feature"];
-    fixture.refused(&dir, &push, "git_namespace");
+    fixture.assert_refused(&dir, &push, "git_namespace");
     let push = ["push", "-q", "origin", "HEAD:refs/heads/sandbox/feature"];
     fixture.git_fixture.git_in(&dir, &push);
 }
@@ -245,9 +257,9 @@ fn unknown_mirror_is_refused_with_a_message_git_prints() {
     let top = fixture.git_fixture.path("");
     let other = "http://palisade.internal/git/other";
     let sentence = "There is no mirror 'other' here.";
-    fixture.refused(&top, &["clone", "-q", other, "work"], sentence);
-    for odd in ["app.git", "APP", "%61pp"] {
-        let url = format!("http://palisade.internal/git/{odd}");
+    fixture.assert_refused(&top, &["clone", "-q", other, "work"], sentence);
+    for spelling in ["app.git", "APP", "%61pp"] {
+        let url = format!("http://palisade.internal/git/{spelling}");
         fixture.git_fixture.git_in(&top, &["ls-remote", "-q", &url]);
     }
     for closed in ["", "/HEAD", "/objects/info/packs", "/info/refs", "/../../x"] {
@@ -275,14 +287,14 @@ fn https_upstream_is_mirrored_without_a_key() {
     fixture.git_fixture.git_in(&dir, &push);
     assert!(fixture.refs().contains("refs/heads/mine"));
     let push = ["push", "origin", "HEAD:refs/heads/main"];
-    fixture.refused(&dir, &push, "git_protected");
+    fixture.assert_refused(&dir, &push, "git_protected");
 }
 
 #[test]
 fn ssh_key_appears_in_no_sandbox_or_state_file() {
-    for printed in [false, true] {
+    for key_from_command in [false, true] {
         assert_key_not_found(&MirrorFixture::new(&MirrorOptions {
-            printed,
+            key_from_command,
             ..MirrorOptions::default()
         }));
     }
@@ -370,9 +382,9 @@ fn concurrent_pushes_of_two_sandboxes_lose_nothing() {
         fixture.git_fixture.proxy(),
     );
     let dirs = [fixture.clone_as("one"), fixture.clone_as("two")];
-    let made: Vec<String> = std::thread::scope(|scope| {
+    let pushed_refs: Vec<String> = std::thread::scope(|scope| {
         let push = |who: usize, dir: &Path| {
-            let mut made = Vec::new();
+            let mut pushed = Vec::new();
             for n in 0..4 {
                 fixture
                     .git_fixture
@@ -388,9 +400,9 @@ fn concurrent_pushes_of_two_sandboxes_lose_nothing() {
                 let output = command.output().unwrap();
                 assert!(output.status.success(), "{}", describe(&output));
                 let head = fixture.git_fixture.git_in(dir, &["rev-parse", "HEAD"]);
-                made.push(format!("{name} {head}"));
+                pushed.push(format!("{name} {head}"));
             }
-            made
+            pushed
         };
         let threads: Vec<_> = dirs
             .iter()
@@ -401,21 +413,21 @@ fn concurrent_pushes_of_two_sandboxes_lose_nothing() {
         joined.flatten().collect()
     });
     let refs = fixture.refs();
-    for one in made {
-        assert!(refs.contains(&one), "{one} in {refs}");
+    for pushed in pushed_refs {
+        assert!(refs.contains(&pushed), "{pushed} in {refs}");
     }
     fixture
         .git_fixture
         .git_in(&fixture.bare(), &["fsck", "--strict"]);
-    let both = || {
+    let both_recorded = || {
         let records = fixture.git_fixture.records();
         let pushed = |who: &str| {
             let mut all = records.iter();
-            all.any(|one| one["sandbox"] == who && one["operation"] == "push")
+            all.any(|record| record["sandbox"] == who && record["operation"] == "push")
         };
         (pushed("agent") && pushed("second")).then_some(())
     };
-    wait::until("records of both", both);
+    wait::until("records of both sandboxes", both_recorded);
 }
 
 #[test]
@@ -429,7 +441,7 @@ fn mirror_removed_from_the_configuration_is_deleted() {
     let text = std::fs::read_to_string(&config).unwrap();
     let (rest, _) = text.split_once("  mirrors:").unwrap();
     std::fs::write(&config, rest).unwrap();
-    wait::until("the mirror to go", || (count() == 0).then_some(()));
+    wait::until("the mirror to be deleted", || (count() == 0).then_some(()));
     // The mirror is created again when it is configured again.
     std::fs::write(&config, text).unwrap();
     wait::until("a clone", || {

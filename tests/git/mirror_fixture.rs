@@ -12,7 +12,7 @@ use crate::git_fixture::{FixtureOptions, GitFixture, describe};
 /// The URL of the mirror inside the sandbox.
 pub(crate) const APP: &str = "http://palisade.internal/git/app";
 
-/// A secret that every scanner finds.
+/// A secret that the gate's scanner finds: the format of an AWS access key id.
 pub(crate) const SECRET: &str = "AKIAQ3EGRTUVWXYZ4MNP";
 
 /// A gate with a mirror of a repository behind sshd.
@@ -25,22 +25,23 @@ pub(crate) struct MirrorFixture {
 /// Options of the fixture.
 #[derive(Default)]
 pub(crate) struct MirrorOptions {
-    /// The operator pinned another host key.
+    /// Whether the configured host key differs from the upstream's key.
     pub(crate) wrong_host_key: bool,
-    /// The gate checks the objects of a push.
+    /// Whether the gate checks the objects of a push.
     pub(crate) checked: bool,
+    /// Whether the container is registered with the auth mode `bot`.
     pub(crate) bot: bool,
-    /// The SSH key is the output of a command.
-    pub(crate) printed: bool,
+    /// Whether the SSH key is the output of a command instead of a file.
+    pub(crate) key_from_command: bool,
     /// Another address for the upstream.
     pub(crate) address: Option<SocketAddr>,
-    /// The upstream is the forge, over HTTPS.
+    /// Whether the upstream is the forge, over HTTPS.
     pub(crate) https: bool,
-    /// policy.yaml.
+    /// The content of policy.yaml.
     pub(crate) policy: &'static str,
-    /// More at the top of palisade.yaml.
+    /// Additional top-level lines of palisade.yaml.
     pub(crate) top: &'static str,
-    /// The upstream uses SHA-256 object names.
+    /// Whether the upstream uses SHA-256 object names.
     pub(crate) sha256: bool,
 }
 
@@ -54,7 +55,7 @@ impl MirrorFixture {
         } else {
             sshd.host_key()
         };
-        let source = if options.printed {
+        let source = if options.key_from_command {
             "command:cat "
         } else {
             "file:"
@@ -71,7 +72,7 @@ impl MirrorFixture {
             )
         };
         let address = options.address.unwrap_or(sshd.address());
-        let git_fixture = GitFixture::with(FixtureOptions {
+        let git_fixture = GitFixture::with_options(FixtureOptions {
             git: &format!("  mirrors:\n    - name: app\n      {mirror}\n"),
             resolve: &format!(", \"git.example\": \"{address}\""),
             checked: options.checked,
@@ -93,31 +94,31 @@ impl MirrorFixture {
             git_fixture.git_in(&at, &["init", "-q", "--bare", "-b", "trunk", &format]);
             git_fixture.git_in(&at, &["config", "receive.advertisePushOptions", "true"]);
         }
-        fixture.seed(&format);
+        fixture.push_first_commit(&format);
         fixture
     }
 
     /// The bare repository of the upstream.
     pub(crate) fn bare(&self) -> PathBuf {
-        let here = self.upstream.path().join("app.git");
-        if here.exists() {
-            here
+        let behind_sshd = self.upstream.path().join("app.git");
+        if behind_sshd.exists() {
+            behind_sshd
         } else {
             self.git_fixture.upstream("acme/app")
         }
     }
 
     /// Pushes the first commit, as the operator.
-    fn seed(&self, format: &str) {
+    fn push_first_commit(&self, format: &str) {
         let dir = self.git_fixture.path("seed");
         std::fs::create_dir(&dir).unwrap();
         self.git_fixture
             .git_in(&dir, &["init", "-q", "-b", "trunk", format]);
-        self.out_of_band("README.md", "refs/heads/trunk");
+        self.commit_upstream("README.md", "refs/heads/trunk");
     }
 
-    /// A commit that did not come through the gate.
-    pub(crate) fn out_of_band(&self, file: &str, name: &str) -> String {
+    /// Pushes a commit directly to upstream, past the gate, and returns its id.
+    pub(crate) fn commit_upstream(&self, file: &str, name: &str) -> String {
         let dir = self.git_fixture.path("seed");
         self.git_fixture.commit(&dir, file, "hello\n");
         let bare = self.bare();
@@ -141,7 +142,7 @@ impl MirrorFixture {
 
     /// Runs git, which must fail with this sentence; upstream must not change.
     #[track_caller]
-    pub(crate) fn refused(&self, dir: &Path, args: &[&str], sentence: &str) -> Output {
+    pub(crate) fn assert_refused(&self, dir: &Path, args: &[&str], sentence: &str) -> Output {
         let before = self.refs();
         let output = self.git_fixture.try_git(dir, args);
         assert!(

@@ -12,7 +12,8 @@ fn pushes_pass_in_every_form() {
         for version in [0, 1, 2] {
             let fixture = fixture.use_git(git, version);
             if at + usize::from(version) > 0 {
-                // Ten pushes at once, then one per second: a restarted gate has a full bucket.
+                // The rate limit allows ten pushes at once, then one per second. A restart of the
+                // gate resets the limit.
                 fixture.ok(&["gate", "restart"]);
             }
             let name = |what: &str| format!("{what}-{at}-{version}");
@@ -23,7 +24,7 @@ fn pushes_pass_in_every_form() {
                 &dir,
                 &["push", "-q", "origin", &format!("HEAD:refs/heads/{branch}")],
             );
-            // The sandbox's own branch is moved, and rewritten.
+            // The sandbox's own branch is fast-forwarded, and rewritten.
             fixture.commit(&dir, &name("file"), "two\n");
             fixture.git_in(
                 &dir,
@@ -32,7 +33,7 @@ fn pushes_pass_in_every_form() {
             fixture.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
             let forced = format!("+HEAD:refs/heads/{branch}");
             fixture.git_in(&dir, &["push", "-q", "origin", &forced]);
-            // Tags, several refs, all or none, options.
+            // An atomic push of several branches and a tag, with a push option.
             fixture.git_in(&dir, &["tag", "-a", "-m", "a tag", &name("v")]);
             let (tag, more, third) = (name("v"), name("more"), name("third"));
             let refs = [
@@ -43,13 +44,13 @@ fn pushes_pass_in_every_form() {
             let args = ["push", "-q", "--atomic", "-o", "ci.skip", "origin"];
             let refs: Vec<&str> = refs.iter().map(String::as_str).collect();
             fixture.git_in(&dir, &[&args[..], &refs].concat());
-            let there = fixture.refs("acme/app");
+            let refs_after = fixture.refs("acme/app");
             for name in [branch, more, tag, third] {
-                assert!(there.contains(&name), "{name} in {there}");
+                assert!(refs_after.contains(&name), "{name} in {refs_after}");
             }
             let head = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
-            assert!(there.contains(&head));
-            // Nothing to push.
+            assert!(refs_after.contains(&head));
+            // A push without changes.
             let forced = format!("HEAD:refs/heads/{}", name("more"));
             let output = fixture.try_git(&dir, &["push", "origin", &forced]);
             assert!(output.status.success());
@@ -69,8 +70,10 @@ fn pushes_pass_in_every_form() {
     );
     let pushes = || {
         let records = fixture.records();
-        let push = records.into_iter().find(|one| one["operation"] == "push");
-        push.filter(|one| one["repo"] == "acme/app" && one["refs"][0].is_string())
+        let push = records
+            .into_iter()
+            .find(|record| record["operation"] == "push");
+        push.filter(|record| record["repo"] == "acme/app" && record["refs"][0].is_string())
     };
     let record = wait::until("a record of a push", pushes);
     assert_eq!(record["verdict"], "allow");
@@ -87,19 +90,19 @@ fn branch_ownership_survives_a_restart_of_the_gate() {
     fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
     let recorded = || {
         let mut records = fixture.records().into_iter();
-        records.find(|one| one["event"] == "branch_made")
+        records.find(|record| record["event"] == "branch_made")
     };
-    let made = wait::until("a record of the branch", recorded);
-    assert_eq!(made["refs"], serde_json::json!(["refs/heads/mine"]));
+    let record = wait::until("a record of the branch", recorded);
+    assert_eq!(record["refs"], serde_json::json!(["refs/heads/mine"]));
     fixture.ok(&["gate", "restart"]);
     fixture.commit(&dir, "b", "b\n");
     fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
     let args = ["push", "origin", "HEAD:refs/heads/theirs"];
-    fixture.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+    fixture.assert_refused(&dir, &args, "git_protected", "was not made by this sandbox");
 }
 
 #[test]
-fn advertisement_asks_clients_for_complete_packs() {
+fn advertisement_disables_thin_packs() {
     let mut fixture = GitFixture::new();
     let dir = fixture.working_copy("work");
     for version in [0, 1] {
@@ -141,12 +144,12 @@ fn branch_that_upstream_refused_has_no_owner() {
     fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/new"]);
     fixture.commit(&dir, "a", "a\n");
     let args = ["push", "origin", "HEAD:refs/heads/new"];
-    fixture.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+    fixture.assert_refused(&dir, &args, "git_protected", "was not made by this sandbox");
 }
 
 #[test]
 fn listed_branches_are_open_to_pushes() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         git: "  pushable: [\"team/*\"]\n",
         ..FixtureOptions::default()
     });
@@ -158,12 +161,12 @@ fn listed_branches_are_open_to_pushes() {
     fixture.commit(&dir, "a", "a\n");
     fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/team/a"]);
     let args = ["push", "origin", "HEAD:refs/heads/other"];
-    fixture.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+    fixture.assert_refused(&dir, &args, "git_protected", "was not made by this sandbox");
 }
 
 #[test]
 fn bot_pushes_only_to_its_own_namespaces() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         bot: true,
         ..FixtureOptions::default()
     });
@@ -176,7 +179,7 @@ fn bot_pushes_only_to_its_own_namespaces() {
         let spec = format!("HEAD:refs/heads/{branch}");
         fixture.commit(&dir, branch, "x\n");
         let args = ["push", "origin", &spec];
-        fixture.refused(
+        fixture.assert_refused(
             &dir,
             &args,
             "git_namespace",
@@ -187,7 +190,7 @@ fn bot_pushes_only_to_its_own_namespaces() {
 
 #[test]
 fn branch_deletion_passes_only_if_configured() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         policy: "policy: {allow_branch_deletion: true}\n",
         ..FixtureOptions::default()
     });
@@ -196,7 +199,7 @@ fn branch_deletion_passes_only_if_configured() {
     fixture.git_in(&dir, &["push", "-q", "origin", "--delete", "mine"]);
     assert!(!fixture.refs("acme/app").contains("mine"));
     let args = ["push", "origin", "--delete", "main"];
-    fixture.refused(&dir, &args, "git_protected", "refs/heads/main is protected");
+    fixture.assert_refused(&dir, &args, "git_protected", "refs/heads/main is protected");
 }
 
 #[test]
@@ -238,7 +241,7 @@ fn ten_thousand_commits_pass_in_one_push() {
 
 #[test]
 fn operators_policy_bundle_allows_and_denies_pushes() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         top: "policies: {timeout: 10s, bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
         ..FixtureOptions::default()
     });
@@ -246,5 +249,5 @@ fn operators_policy_bundle_allows_and_denies_pushes() {
     fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/ok/one"]);
     fixture.commit(&dir, "a", "a\n");
     let args = ["push", "origin", "HEAD:refs/heads/other"];
-    fixture.refused(&dir, &args, "rego_denied", "Only below ok.");
+    fixture.assert_refused(&dir, &args, "rego_denied", "Only below ok.");
 }

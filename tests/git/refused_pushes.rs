@@ -1,4 +1,4 @@
-//! Refused pushes: git prints our sentence and fails, and upstream receives nothing.
+//! Refused pushes: git prints the gate's message and fails, and upstream receives nothing.
 
 use testkit::output;
 
@@ -12,8 +12,8 @@ fn every_ref_rule_refuses_with_a_message_git_prints() {
     let dir = fixture.working_copy("work");
     let upstream = fixture.upstream("acme/app");
     let path = upstream.to_str().unwrap().to_owned();
-    for there in ["refs/heads/theirs", "refs/tags/v1", "refs/heads/release/1"] {
-        let spec = format!("HEAD:{there}");
+    for name in ["refs/heads/theirs", "refs/tags/v1", "refs/heads/release/1"] {
+        let spec = format!("HEAD:{name}");
         fixture.git_in(&dir, &["push", "-q", &path, &spec]);
     }
     fixture.commit(&dir, "a", "a\n");
@@ -21,8 +21,8 @@ fn every_ref_rule_refuses_with_a_message_git_prints() {
         for version in [0, 2] {
             let fixture = fixture.use_git(git, version);
             if at + usize::from(version) > 0 {
-                // A client may push ten times at once, then once per second. The bucket belongs
-                // to the gate, and a restarted gate has a full one.
+                // The rate limit allows ten pushes at once, then one per second. A restart of the
+                // gate resets the limit.
                 fixture.ok(&["gate", "restart"]);
             }
             for (specs, reason, sentence) in [
@@ -78,7 +78,7 @@ fn every_ref_rule_refuses_with_a_message_git_prints() {
                 ),
             ] {
                 let args = [&["push", "origin"], specs].concat();
-                fixture.refused(&dir, &args, reason, sentence);
+                fixture.assert_refused(&dir, &args, reason, sentence);
             }
         }
     }
@@ -90,7 +90,7 @@ fn every_ref_rule_refuses_with_a_message_git_prints() {
         "HEAD:refs/heads/fine",
         "HEAD:refs/heads/main",
     ];
-    fixture.refused(&dir, &args, "git_protected", "refs/heads/main is protected");
+    fixture.assert_refused(&dir, &args, "git_protected", "refs/heads/main is protected");
     let metrics = fixture.metrics();
     assert!(
         metrics.contains("proxy_git_push_blocked_total{reason=\"git_protected\"} 1"),
@@ -115,7 +115,7 @@ fn push_to_a_host_outside_git_hosts_is_refused() {
     assert_eq!(status, 403, "{body}");
     assert!(body.contains("\"rule\":\"git.hosts\""), "{body}");
     assert_eq!(fixture.forge.requests().len(), before);
-    // The allowlist decides about reading there.
+    // Reads from that host are allowed by the allowlist.
     fixture.git_in(&dir, &["ls-remote", url]);
 }
 
@@ -134,7 +134,7 @@ fn ref_name_that_is_not_utf8_is_refused() {
         "{printed}"
     );
     assert!(printed.contains("git_malformed"), "{printed}");
-    assert_eq!(fixture.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed_bytes(), 0);
 }
 
 #[test]
@@ -146,23 +146,23 @@ fn pushes_beyond_the_rate_limit_are_refused() {
     let kind = "content-type: application/x-git-receive-pack-request";
     let mut args = vec!["-H", kind, "--data-binary", &data];
     args.extend([TARGET; 40]);
-    // One connection, in sequence.
+    // curl sends the requests one after the other on one connection.
     let (_, reply) = fixture.curl(&args);
-    let of = |word: &str| reply.matches(word).count();
+    let count = |word: &str| reply.matches(word).count();
     let (decided, rate) = (
-        of("ng refs/heads/main palisade: git_protected"),
-        of("palisade: git_rate"),
+        count("ng refs/heads/main palisade: git_protected"),
+        count("palisade: git_rate"),
     );
     assert_eq!(decided + rate, 40, "{reply}");
     assert!(
         decided >= 10 && rate > 0,
-        "{decided} decided, {rate} too fast"
+        "{decided} decided, {rate} over the limit"
     );
     assert!(reply.contains("Too many pushes in too short a time: wait 1 s."));
-    assert_eq!(fixture.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed_bytes(), 0);
 }
 
-/// A push to a protected branch, as bytes.
+/// The request body of a push to a protected branch.
 fn push_body() -> Vec<u8> {
     let (zero, new) = ("0".repeat(40), "1".repeat(40));
     let command = format!("{zero} {new} refs/heads/main\0report-status side-band-64k");

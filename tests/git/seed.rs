@@ -1,4 +1,5 @@
-//! The verification list of seed 003, its part about git, with the machine's git.
+//! The items about git of the verification list in specification (seed) 003, with the machine's
+//! git.
 
 use std::net::SocketAddr;
 use std::process::Output;
@@ -21,7 +22,7 @@ fn seed_003_line_01_authorized_repository_is_cloned() {
 #[test]
 fn seed_003_line_02_other_repository_is_refused_with_403() {
     let fixture = GitFixture::new();
-    fixture.bare("acme/other", &[]);
+    fixture.create_bare("acme/other", &[]);
     let url = format!("{FORGE}/acme/other");
     let output = fixture.try_git(&fixture.path(""), &["clone", &url, "other"]);
     let printed = output::stderr(&output);
@@ -46,7 +47,7 @@ fn seed_003_line_03_branch_deletion_is_refused() {
     fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:feature-branch"]);
     let args = ["push", "origin", "--delete", "feature-branch"];
     let sentence = "Deleting refs/heads/feature-branch is not allowed";
-    fixture.refused(&dir, &args, "git_delete", sentence);
+    fixture.assert_refused(&dir, &args, "git_delete", sentence);
     assert!(
         fixture
             .refs("acme/app")
@@ -65,7 +66,7 @@ fn seed_003_line_03_branch_deletion_is_refused() {
 fn seed_003_containers_use_their_own_repositories_only() {
     let fixture = GitFixture::new();
     let dir = fixture.working_copy("work");
-    let other = fixture.bare("acme/other", &[]);
+    let other = fixture.create_bare("acme/other", &[]);
     let other = other.to_str().unwrap();
     fixture.git_in(&dir, &["push", "-q", other, "HEAD:refs/heads/main"]);
     let second = json!({
@@ -113,7 +114,7 @@ fn seed_003_containers_use_their_own_repositories_only() {
 
 #[test]
 fn seed_003_push_above_the_warning_size_is_allowed_and_recorded() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         policy: "git: {push_limits: {warning_bytes: 1000, hard_limit_bytes: 1000000}}\n",
         ..FixtureOptions::default()
     });

@@ -7,7 +7,7 @@ use crate::git_fixture::{FixtureOptions, GitFixture, describe};
 
 const TARGET: &str = "https://forge.example/acme/app.git/git-receive-pack";
 
-/// A push of exactly this many bytes.
+/// The body of a push with exactly this length.
 fn body(length: usize) -> Vec<u8> {
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let command = format!("{zero} {one} refs/heads/main\0report-status");
@@ -48,10 +48,13 @@ fn seed_003_push_over_the_limit_is_413_with_the_guidance() {
             3000,
         ),
     ] {
-        let fixture = GitFixture::with(options);
+        let fixture = GitFixture::with_options(options);
         let (status, reply) = fixture.post(TARGET, &body(limit), &[]);
         assert_eq!(status, 200, "{reply}");
-        assert!(reply.contains("git_protected"), "it was read: {reply}");
+        assert!(
+            reply.contains("git_protected"),
+            "the push was not parsed: {reply}"
+        );
         let (status, reply) = fixture.post(TARGET, &body(limit + 1), &[]);
         assert_eq!(status, 413, "{reply}");
         let reply: serde_json::Value = serde_json::from_str(&reply).unwrap();
@@ -107,7 +110,7 @@ fn push_of_ninety_megabytes_is_spooled_to_disk() {
 
 #[test]
 fn git_prints_the_refusal_of_an_oversized_push() {
-    let fixture = GitFixture::with(FixtureOptions {
+    let fixture = GitFixture::with_options(FixtureOptions {
         policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 3000000}}\n",
         ..FixtureOptions::default()
     });
@@ -121,5 +124,9 @@ fn git_prints_the_refusal_of_an_oversized_push() {
     assert!(!output.status.success(), "{printed}");
     assert!(printed.contains("413"), "{printed}");
     assert_eq!(fixture.refs("acme/app"), before);
-    assert_eq!(fixture.forge.pushed(), 0, "upstream saw bytes of it");
+    assert_eq!(
+        fixture.forge.pushed_bytes(),
+        0,
+        "upstream received data of the push"
+    );
 }

@@ -18,25 +18,25 @@ fn ssh_origins_are_fetched_and_pushed_over_https() {
     {
         fixture.git_in(&project, &["remote", "set-url", "origin", origin]);
         let name = format!("agent-{index}");
-        let made = fixture.operator_in(&project, &["create", &name]);
-        assert!(made.status.success(), "{origin}: {}", describe(&made));
-        let inside = |line: &str| {
+        let created = fixture.operator_in(&project, &["create", &name]);
+        assert!(created.status.success(), "{origin}: {}", describe(&created));
+        let run_in_sandbox = |line: &str| {
             let output = fixture.operator(&["exec", &name, "--", "bash", "-c", line]);
             assert!(output.status.success(), "{origin}: {}", describe(&output));
             testkit::output::stdout(&output)
         };
-        let url = inside("git ls-remote --get-url origin");
+        let url = run_in_sandbox("git ls-remote --get-url origin");
         assert!(url.starts_with(APP), "{origin}: {url}");
-        let fetched = fixture.forge.requests().len();
-        inside("git fetch origin && git rev-parse refs/remotes/origin/main");
-        assert!(fixture.forge.requests().len() > fetched, "{origin}");
-        inside(&format!(
+        let requests_before = fixture.forge.requests().len();
+        run_in_sandbox("git fetch origin && git rev-parse refs/remotes/origin/main");
+        assert!(fixture.forge.requests().len() > requests_before, "{origin}");
+        run_in_sandbox(&format!(
             "git commit -q --allow-empty -m {name} && git push origin HEAD:refs/heads/{name}"
         ));
-        let tip = inside("git rev-parse HEAD");
+        let tip = run_in_sandbox("git rev-parse HEAD");
         let pushed = format!("refs/heads/{name} {}", tip.trim());
         assert!(fixture.refs("acme/app").contains(&pushed), "{origin}");
-        // The commands of an agent, independent of its origin.
-        inside("git ls-remote git@forge.example:acme/app");
+        // SSH URLs that an agent uses in commands are redirected, too.
+        run_in_sandbox("git ls-remote git@forge.example:acme/app");
     }
 }

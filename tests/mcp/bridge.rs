@@ -16,7 +16,7 @@ use testkit::wait;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A gate directory whose gate serves tools.
+/// Fixture: a gate directory whose gate serves tools.
 pub(crate) struct Bridge {
     pub(crate) gate_dir: GateDir,
     pub(crate) address: SocketAddr,
@@ -28,17 +28,17 @@ pub(crate) struct Bridge {
 }
 
 impl Bridge {
-    /// No tool yet.
+    /// A fixture without tools, at a reserved port of the loopback address.
     pub(crate) fn new() -> Self {
         let port = Arc::new(Port::take());
         Self {
             port: Some(Arc::clone(&port)),
-            ..Self::at(port.address())
+            ..Self::at_address(port.address())
         }
     }
 
-    /// A fixture at an address that nothing else uses.
-    pub(crate) fn at(address: SocketAddr) -> Self {
+    /// A fixture at an address that no other program uses.
+    pub(crate) fn at_address(address: SocketAddr) -> Self {
         // Benchmarks set another build.
         let binary = std::env::var("PALISADE_BINARY");
         let gate_dir = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
@@ -448,7 +448,7 @@ pub(crate) fn node() -> Command {
 }
 
 /// A file of tests/mcp.
-pub(crate) fn source(name: &str) -> PathBuf {
+pub(crate) fn test_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/mcp")
         .join(name)

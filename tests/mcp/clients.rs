@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use testkit::mcp::peers;
 use testkit::output;
 
-use crate::bridge::{Bridge, node, source};
+use crate::bridge::{Bridge, node, test_file};
 
 /// The client under test.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Client {
             path => path.to_owned(),
         };
         command
-            .arg(source("clients").join(program))
+            .arg(test_file("clients").join(program))
             .arg(format!("http://{}{path}", bridge.address))
             .args([transport, server])
             .arg(bridge.path("work"))
@@ -71,7 +71,8 @@ fn with_work_dir(bridge: Bridge) -> Bridge {
     bridge
 }
 
-const EVERYTHING: [&str; 7] = [
+/// The checks of the clients against `server-everything`.
+const EVERYTHING_CHECKS: [&str; 7] = [
     "tools",
     "image",
     "resources",
@@ -87,7 +88,9 @@ fn everything(client: Client) {
     let node = peers().join("node_modules/.bin/node");
     let command = [node.to_str().unwrap(), program.to_str().unwrap()];
     let bridge = with_work_dir(Bridge::new().tool("everything", &command, ""));
-    run_client(client, "everything", &bridge, |_| EVERYTHING.to_vec());
+    run_client(client, "everything", &bridge, |_| {
+        EVERYTHING_CHECKS.to_vec()
+    });
 }
 
 fn filesystem(client: Client) {

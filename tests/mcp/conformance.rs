@@ -7,7 +7,7 @@ use serde_json::Value;
 use testkit::mcp::peers;
 use testkit::output;
 
-use crate::bridge::{Bridge, node, source};
+use crate::bridge::{Bridge, node, test_file};
 
 /// Runs the scenarios that a revision requires. Returns how many passed, and the total.
 fn run_suite(revision: &str) -> (usize, usize) {
@@ -19,7 +19,7 @@ fn run_suite(revision: &str) -> (usize, usize) {
         .args(["server", "--requirements", revision, "--url"])
         .arg(bridge.url("fixture"))
         .arg("--expected-failures")
-        .arg(source("expected-failures.yaml"))
+        .arg(test_file("expected-failures.yaml"))
         .arg("--output-dir")
         .arg(&results)
         .output()

@@ -46,9 +46,9 @@ enum Transport {
     Sessionless,
 }
 
-/// How a call carries its request id.
+/// The location of the request id in a call.
 #[derive(Clone, Copy, Debug)]
-enum Naming {
+enum IdLocation {
     Meta,
     Header,
 }
@@ -56,16 +56,16 @@ enum Naming {
 /// Makes the call `name` as `agent`, for the request `id`, and returns the whole response.
 fn call(
     bridge: &Bridge,
-    (transport, naming): (Transport, Naming),
+    (transport, id_location): (Transport, IdLocation),
     agent: &str,
     id: &str,
     name: &str,
 ) -> Value {
     let mut params = json!({"name": name, "arguments": {}, "_meta": {}});
     let mut headers = vec![("X-Agent-ID", agent)];
-    match naming {
-        Naming::Meta => params["_meta"]["palisade/request"] = json!(id),
-        Naming::Header => headers.push(("X-Request-ID", id)),
+    match id_location {
+        IdLocation::Meta => params["_meta"]["palisade/request"] = json!(id),
+        IdLocation::Header => headers.push(("X-Request-ID", id)),
     }
     match transport {
         Transport::Streamable => {
@@ -115,7 +115,7 @@ fn answer_of(answer: &http::HttpResponse) -> Value {
     found.unwrap_or_else(|| panic!("no answer: {}", answer.text()))
 }
 
-fn before(bridge: &Bridge, id: &str, name: &str) -> Value {
+fn send_before_hook(bridge: &Bridge, id: &str, name: &str) -> Value {
     let body = json!({
         "version": "1.0", "type": "before", "request_id": id,
         "timestamp": "2026-01-02T03:04:05Z", "method": "tools/call",
@@ -128,7 +128,7 @@ fn before(bridge: &Bridge, id: &str, name: &str) -> Value {
 }
 
 /// The context of the call in the policy of the after hook.
-fn after(bridge: &Bridge, id: &str, answer: &Value) -> Value {
+fn send_after_hook(bridge: &Bridge, id: &str, answer: &Value) -> Value {
     let mut body = json!({
         "version": "1.0", "type": "after", "request_id": id,
         "timestamp": "2026-01-02T03:04:06Z",
@@ -150,16 +150,16 @@ fn check_shared_context(transport: Transport) {
     let _gate = bridge.start();
     let allowed =
         json!({"action": "allow", "reason": "reading is fine", "metadata": {"ticket": "T-1"}});
-    for naming in [Naming::Meta, Naming::Header] {
+    for id_location in [IdLocation::Meta, IdLocation::Header] {
         for (name, failed) in [("test_simple_text", false), ("no_such_tool", true)] {
-            let id = format!("{naming:?}-{name}");
-            let answer = before(&bridge, &id, name);
+            let id = format!("{id_location:?}-{name}");
+            let answer = send_before_hook(&bridge, &id, name);
             assert_eq!(answer["action"], "pass", "{answer}");
             assert_eq!(answer["metadata"]["ticket"], "T-1");
-            let answer = call(&bridge, (transport, naming), "anna", &id, name);
+            let answer = call(&bridge, (transport, id_location), "anna", &id, name);
             assert_eq!(answer.get("error").is_some(), failed, "{answer}");
-            let shared = after(&bridge, &id, &answer);
-            assert_eq!(shared["before"], allowed, "{naming:?}");
+            let shared = send_after_hook(&bridge, &id, &answer);
+            assert_eq!(shared["before"], allowed, "{id_location:?}");
             let execution = &shared["execution"];
             assert_eq!(execution["failed"], failed, "{execution}");
             assert_eq!(execution["exit_code"], 0, "{execution}");
@@ -167,10 +167,10 @@ fn check_shared_context(transport: Transport) {
         }
     }
     // Without a call the context has only the decision.
-    before(&bridge, "no-call", "test_simple_text");
-    let shared = after(&bridge, "no-call", &json!({"result": {}}));
+    send_before_hook(&bridge, "no-call", "test_simple_text");
+    let shared = send_after_hook(&bridge, "no-call", &json!({"result": {}}));
     assert_eq!(shared, json!({"before": allowed, "execution": {}}));
-    let shared = after(&bridge, "no-hook", &json!({"result": {}}));
+    let shared = send_after_hook(&bridge, "no-hook", &json!({"result": {}}));
     assert_eq!(shared, json!({"before": {}, "execution": {}}));
 }
 
@@ -193,10 +193,10 @@ fn seed_000_context_is_shared_by_hooks_and_2026_07_28() {
 fn seed_000_exit_code_of_a_crash_reaches_the_after_policy() {
     let bridge = Bridge::with_fixture().policy(POLICY);
     let _gate = bridge.start();
-    before(&bridge, "r", "crash");
-    let transport = (Transport::Streamable, Naming::Header);
+    send_before_hook(&bridge, "r", "crash");
+    let transport = (Transport::Streamable, IdLocation::Header);
     let answer = call(&bridge, transport, "anna", "r", "crash");
-    let shared = after(&bridge, "r", &answer);
+    let shared = send_after_hook(&bridge, "r", &answer);
     assert_eq!(shared["execution"]["exit_code"], 7, "{shared}");
     assert_eq!(shared["execution"]["failed"], true, "{shared}");
 }
@@ -210,12 +210,12 @@ fn seed_000_bridge_refuses_a_call_whose_stored_decision_is_block() {
         Transport::Sse,
         Transport::Sessionless,
     ] {
-        for naming in [Naming::Meta, Naming::Header] {
-            let id = format!("{transport:?}-{naming:?}");
-            let hook = before(&bridge, &id, "env");
+        for id_location in [IdLocation::Meta, IdLocation::Header] {
+            let id = format!("{transport:?}-{id_location:?}");
+            let hook = send_before_hook(&bridge, &id, "env");
             assert_eq!(hook["action"], "block", "{hook}");
             let request = hook["metadata"]["request"].as_str().unwrap();
-            let answer = call(&bridge, (transport, naming), "anna", &id, "env");
+            let answer = call(&bridge, (transport, id_location), "anna", &id, "env");
             let result = &answer["result"];
             assert_eq!(result["isError"], true, "{id}: {answer}");
             let text = result["content"][0]["text"].as_str().unwrap();
@@ -243,7 +243,7 @@ fn seed_000_bridge_refuses_a_call_whose_stored_decision_is_block() {
         }
     }
     // The context of another agent is ignored, and the policies of the bridge allow the call.
-    let transport = (Transport::Streamable, Naming::Header);
+    let transport = (Transport::Streamable, IdLocation::Header);
     let answer = call(&bridge, transport, "bob", "Streamable-Header", "env");
     assert!(answer["result"]["content"].is_array(), "{answer}");
     assert_ne!(answer["result"]["isError"], true, "{answer}");

@@ -10,8 +10,8 @@ use testkit::http::HttpResponse;
 
 use crate::bridge::{Bridge, messages, request};
 
-/// One bundle about calls and results, and one about requests of a server to its client.
-const AUTHZ: &str = r#"package mcp.authz
+/// The policy of the bundle for calls and results.
+const AUTHZ_POLICY: &str = r#"package mcp.authz
 
 default decision := {"action": "allow"}
 
@@ -31,7 +31,8 @@ decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["arg
 }
 "#;
 
-const ELICITATION: &str = r#"package mcp.elicitation
+/// The policy of the bundle for requests of a server to its client.
+const ELICITATION_POLICY: &str = r#"package mcp.elicitation
 
 default decision := {"action": "block", "reason": "No questions."}
 "#;
@@ -86,7 +87,7 @@ fn with_bundles(entry: &str) -> Bridge {
     let program = testkit::mcp::fixture();
     let command = [program.to_str().unwrap()];
     let bridge = Bridge::new().tool("fixture", &command, entry);
-    for (name, text) in [("authz", AUTHZ), ("elicitation", ELICITATION)] {
+    for (name, text) in [("authz", AUTHZ_POLICY), ("elicitation", ELICITATION_POLICY)] {
         std::fs::create_dir_all(bridge.path(name)).unwrap();
         std::fs::write(bridge.path(name).join("policy.rego"), text).unwrap();
     }
@@ -100,7 +101,7 @@ fn start() -> Bridge {
     with_bundles("deny: [crash]").server("enforce_agent_id: false")
 }
 
-/// The client's view of a response: its status, and the outcome of each message.
+/// The status of a response, and the outcome of each of its messages.
 fn outcome(answer: &HttpResponse) -> String {
     let mut outcomes = vec![format!("status {}", answer.status)];
     outcomes.extend(messages(answer).iter().filter_map(outcome_of_message));
@@ -125,7 +126,7 @@ fn outcome_of_message(message: &Value) -> Option<String> {
     if let Some(method) = message.get("method") {
         return Some(format!("method {method}"));
     }
-    // A refusal of the gate, outside of the protocol.
+    // The HTTP error body of a refusal by the gate, which is not an MCP message.
     let reason = message.get("reason")?;
     Some(format!("denied {reason}"))
 }

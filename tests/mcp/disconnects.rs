@@ -21,7 +21,7 @@ fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Runs one client and disconnects it in one of several states.
+/// Runs one client and disconnects it at the moment `moment % 7`.
 fn client(bridge: &Bridge, moment: usize) {
     let call = |name: &str| {
         let arguments = json!({"steps": 1000, "ms": 10});
@@ -129,8 +129,8 @@ fn disconnected_clients_leave_no_server_descriptor_or_memory() {
     let warm = memory(gate.pid());
     disconnect(&bridge, clients);
     wait_for_descriptors(&gate, max);
-    // Some slack for the allocator, but not for growth with the number of clients. The allocator
-    // returns unused memory later, when it is used again.
+    // The limit leaves slack for the allocator, but not for growth with the number of clients. The
+    // allocator returns unused memory only while it is used again.
     let reached = wait::until_or(
         || {
             drop(bridge.session("fixture"));

@@ -12,8 +12,8 @@ use testkit::output;
 use crate::bridge::Bridge;
 use crate::hooks::refused;
 
-const GATE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+const GATE_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const GATEWAY_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const TOKEN: &str = "a/token+of:the@operator";
 
 /// The percent-encoded token.
@@ -40,7 +40,7 @@ fn post(
         .env("PATH", std::env::var_os("PATH").unwrap())
         .args(["-sS", "--max-time", "30", "--noproxy", "*"])
         .arg("--resolve")
-        .arg(format!("sidecars:8090:{GATE}"))
+        .arg(format!("sidecars:8090:{GATE_ADDRESS}"))
         .args(["-w", "\n%{http_code}", "--data-binary"])
         .arg(body.to_string())
         .args(more)
@@ -64,8 +64,8 @@ mod needs_root {
         if !testkit::require_root("two network namespaces") {
             return;
         }
-        let [gate, gateway] = NetNamespace::pair([GATE, GATEWAY]);
-        let bridge = Bridge::at((GATE, 8090).into());
+        let [gate, gateway] = NetNamespace::pair([GATE_ADDRESS, GATEWAY_ADDRESS]);
+        let bridge = Bridge::at_address((GATE_ADDRESS, 8090).into());
         let bridge = bridge
             .server(&format!("auth_token: \"{TOKEN}\""))
             .policy(POLICY)

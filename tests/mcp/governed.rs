@@ -1,4 +1,4 @@
-//! Access to tools: lists, changed definitions, disguised calls, tools in sandboxes.
+//! Access to tools: allow and deny lists, changed definitions, calls that hide the tool's name.
 
 use serde_json::{Value, json};
 use testkit::wait;
@@ -147,7 +147,7 @@ fn reload_of_tools_keeps_sessions_of_unchanged_tools() {
         pid(&who),
         "the process must be the same"
     );
-    // One server for each live session.
+    // Each open session has one server.
     wait::until("the servers of the removed tool to end", || {
         (bridge.servers().len() == 2).then_some(())
     });

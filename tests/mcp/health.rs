@@ -42,8 +42,9 @@ fn seed_000_health_measures_interceptor_and_bridge() {
         assert_eq!(answer.status, 503, "{state}");
         assert_eq!(state["status"], "degraded");
         let fault = component(&state, blocked_part);
-        let names_it = fault.starts_with("unavailable: ") && fault.contains(&taken.to_string());
-        assert!(names_it, "{state}");
+        let names_address =
+            fault.starts_with("unavailable: ") && fault.contains(&taken.to_string());
+        assert!(names_address, "{state}");
         assert_eq!(component(&state, other_part), "ok", "{state}");
 
         drop(holder);
@@ -77,7 +78,7 @@ fn seed_000_failed_tool_stays_unavailable_until_it_starts() {
     };
     assert_eq!(tool("fixture")["status"], "ok");
     assert_eq!(bridge.try_session("fixture").err().unwrap().status, 503);
-    // It stays unavailable after its backoff, until a start succeeds.
+    // The tool stays unavailable after its backoff, until a start succeeds.
     for attempt in 2..=3_u64 {
         wait::until("another attempt", || {
             let state = tool("fixture");

@@ -238,7 +238,7 @@ decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements":
 fn seed_000_hooks_and_mcp_are_served_at_separate_addresses() {
     let (hooks, tools) = (Port::take(), Port::take());
     let program = testkit::mcp::fixture();
-    let hooks = Bridge::at(hooks.address());
+    let hooks = Bridge::at_address(hooks.address());
     hooks.gate_dir.write_config(&format!(
         "version: \"1.0\"\nserver:\n  interceptor_addr: \"{}\"\n  mcp_server_addr: \"{}\"\n\
          tools:\n  - {{name: fixture, command: [{program:?}]}}\n",
@@ -246,7 +246,7 @@ fn seed_000_hooks_and_mcp_are_served_at_separate_addresses() {
         tools.address()
     ));
     let _gate = hooks.gate_dir.start();
-    let tools = Bridge::at(tools.address());
+    let tools = Bridge::at_address(tools.address());
     let call = docker("read", "x");
     assert_eq!(hooks.hook("before", &call).status, 200);
     assert_eq!(hooks.hook("after", &json!(null)).status, 200);

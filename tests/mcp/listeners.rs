@@ -12,7 +12,7 @@ use testkit::http::{self, HttpResponse};
 use testkit::output;
 use testkit::port::Port;
 
-use crate::bridge::{self, connect, initialize as begin, messages, request};
+use crate::bridge::{self, connect, initialize as initialize_request, messages, request};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 const TOKEN: &str = "a-token-of-the-operator";
@@ -81,7 +81,13 @@ fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> HttpRespo
     let bearer = token.map(|token| format!("Bearer {token}"));
     let mut headers = vec![("Host", host)];
     headers.extend(bearer.as_deref().map(|bearer| ("Authorization", bearer)));
-    bridge::exchange(address, "POST", "/mcp/fixture", &headers, &begin())
+    bridge::exchange(
+        address,
+        "POST",
+        "/mcp/fixture",
+        &headers,
+        &initialize_request(),
+    )
 }
 
 fn is_closed(address: SocketAddr) -> bool {
@@ -90,7 +96,12 @@ fn is_closed(address: SocketAddr) -> bool {
 
 /// Asserts that the gate answers no further request on the connection.
 fn assert_ended(mut stream: TcpStream) {
-    post(&stream, "/mcp/fixture", &[("Host", "localhost")], &begin());
+    post(
+        &stream,
+        "/mcp/fixture",
+        &[("Host", "localhost")],
+        &initialize_request(),
+    );
     let mut rest = Vec::new();
     // The connection ends or is reset.
     let _ = stream.read_to_end(&mut rest);
@@ -99,8 +110,8 @@ fn assert_ended(mut stream: TcpStream) {
 
 fn listeners(gate: &GateProcess<'_>) -> (Value, Value) {
     let health = gate.get("/internal/health").json();
-    let of = |name: &str| health["listeners"][name].clone();
-    (of("interceptor"), of("mcp"))
+    let address = |name: &str| health["listeners"][name].clone();
+    (address("interceptor"), address("mcp"))
 }
 
 fn both_at(address: SocketAddr) -> (Value, Value) {
@@ -115,7 +126,7 @@ fn reload_closes_the_old_listener_and_opens_the_new_one() {
     assert_eq!(listeners(&gate), both_at(wildcard(&old)));
     let answer = initialize(old.address(), "localhost", None);
     assert_eq!(answer.status, 401, "{}", answer.text());
-    // DNS rebinding: the token keeps the web page out.
+    // DNS rebinding: the web page has no token and is refused.
     let answer = initialize(old.address(), "rebound.example", None);
     assert_eq!(answer.status, 401, "{}", answer.text());
     let answer = initialize(old.address(), "gate.example", Some(TOKEN));
@@ -123,7 +134,7 @@ fn reload_closes_the_old_listener_and_opens_the_new_one() {
     let used = connect(old.address());
     let bearer = format!("Bearer {TOKEN}");
     let headers = [("Host", "localhost"), ("Authorization", bearer.as_str())];
-    post(&used, "/mcp/fixture", &headers, &begin());
+    post(&used, "/mcp/fixture", &headers, &initialize_request());
     assert_eq!(http::read_response(&used).unwrap().status, 200);
     let idle = connect(old.address());
 
@@ -206,7 +217,7 @@ fn changed_token_ends_connections_with_the_old_token() {
         ("MCP-Protocol-Version", "2025-11-25"),
     ];
     let (busy, idle) = (connect(port.address()), connect(port.address()));
-    post(&idle, "/mcp/fixture", &headers[..2], &begin());
+    post(&idle, "/mcp/fixture", &headers[..2], &initialize_request());
     assert_eq!(http::read_response(&idle).unwrap().status, 200);
     let call = json!({"name": "sleep", "arguments": {"ms": 2000}});
     let body = request(1, "tools/call", &call);

@@ -137,7 +137,7 @@ fn seed_000_failed_write_returns_500_and_is_logged() {
     // The server is unusable: it is ended with its session.
     bridge.wait_for_metric(&processes("polis_sidecar_processes", "closes"), 0);
     assert_eq!(session.post(&request(2, "ping", &json!({}))).status, 404);
-    // HTTP with SSE answers the same.
+    // HTTP with SSE returns the same statuses.
     let mut stream = BufReader::new(bridge.send("GET", "/sse/closes", &[], ""));
     assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
     let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
@@ -145,7 +145,7 @@ fn seed_000_failed_write_returns_500_and_is_logged() {
     assert_eq!(post(&initialize()), 202);
     let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
     assert_eq!(post(initialized), 202);
-    wait::until("its input to be closed", || {
+    wait::until("the server's input to be closed", || {
         let log = gate.stderr();
         let closed = log.lines().filter(|line| line.ends_with("closed\""));
         (closed.count() == 2).then_some(())
@@ -234,28 +234,28 @@ fn seed_000_process_status_is_one_or_zero() {
     let _gate = bridge.start();
     let status = processes("polis_sidecar_process_status", "fixture");
     let running = processes("polis_sidecar_processes", "fixture");
-    let both = || (bridge.metric(&status), bridge.metric(&running));
-    assert_eq!(both(), (Some(0), Some(0)));
+    let status_and_count = || (bridge.metric(&status), bridge.metric(&running));
+    assert_eq!(status_and_count(), (Some(0), Some(0)));
     let (one, two) = (bridge.session("fixture"), bridge.session("fixture"));
-    assert_eq!(both(), (Some(1), Some(2)));
+    assert_eq!(status_and_count(), (Some(1), Some(2)));
     assert_eq!(one.delete(), 204);
     bridge.wait_for_metric(&running, 1);
-    assert_eq!(both(), (Some(1), Some(1)));
+    assert_eq!(status_and_count(), (Some(1), Some(1)));
     assert_eq!(two.delete(), 204);
     bridge.wait_for_metric(&running, 0);
-    assert_eq!(both(), (Some(0), Some(0)));
+    assert_eq!(status_and_count(), (Some(0), Some(0)));
     // A tool that is removed while it runs ends, and has no series.
     bridge.session("fixture");
     bridge.rewrite(&[("other", &[])]);
     let output = bridge.gate_dir.run(&["config", "reload"]);
     assert!(output.status.success(), "{}", output::stderr(&output));
     wait::until("the series to be removed", || {
-        (both() == (None, None)).then_some(())
+        (status_and_count() == (None, None)).then_some(())
     });
     assert_eq!(
         bridge.metric(&processes("polis_sidecar_process_status", "unknown")),
         None
     );
     bridge.reload_with("");
-    assert_eq!(both(), (Some(0), Some(0)));
+    assert_eq!(status_and_count(), (Some(0), Some(0)));
 }

@@ -48,7 +48,7 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
     gate_dir.write_config(EXAMPLE);
     // Port 8090 of this machine may be taken, and `jaeger` must not be resolved.
     let gate = gate_dir.start_with(|command| {
-        *command = inside::alone(command);
+        *command = inside::in_new_namespace(command);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(Stdio::piped())
     });
@@ -130,5 +130,5 @@ fn seed_000_tool_description_is_shown_in_all_lists() {
     let line = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap();
     assert!(line("SERVER").ends_with("DESCRIPTION"), "{table}");
     assert!(line("files").ends_with("Filesystem access tool"), "{table}");
-    assert!(line("plain").ends_with("(none seen yet)"), "{table}");
+    assert!(line("plain").ends_with("(none listed yet)"), "{table}");
 }

@@ -14,6 +14,7 @@ use crate::bridge::{self, Bridge, initialize, request, value_of};
 use crate::relay::events;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+/// The number of generated cases of each property.
 const CASES: u32 = 100;
 
 /// A policy whose decision is `params.decide` of the message.

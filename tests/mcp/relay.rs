@@ -106,7 +106,7 @@ fn shared_server_routes_messages_to_the_right_session() {
         let params = json!({"name": "progress", "arguments": arguments, "_meta": meta});
         request(7, "tools/call", &params)
     };
-    // The same id and the same token from both.
+    // Both sessions use the same id and the same token.
     let first = one.send(&progress("t", 4));
     let second = two.send(&progress("t", 6));
     for (stream, steps) in [(first, 4), (second, 6)] {

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use testkit::inside::{self, NetNamespace};
-use testkit::leftovers::start_of;
+use testkit::leftovers::start_time;
 use testkit::{output, wait};
 
 use crate::bridge::{Bridge, initialize, messages, request};
@@ -56,7 +56,7 @@ impl Standalone {
 
 impl Drop for Standalone {
     fn drop(&mut self) {
-        // Both fail if the process has exited already.
+        // `kill` and `wait` fail if the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -147,12 +147,12 @@ fn seed_000_bridge_run_ends_with_every_process_it_started() {
         let grandchild = wait::until("the grandchild", || std::fs::read_to_string(&file).ok());
         std::fs::remove_file(&file).unwrap();
         let grandchild = grandchild.trim().parse().unwrap();
-        let started = start_of(grandchild).unwrap();
+        let started = start_time(grandchild).unwrap();
         assert_eq!(bridge.servers().len(), 1);
 
         assert_eq!(running.end(signal), code, "{signal}: {}", running.stderr());
         wait::until("no process to be left", || {
-            let all_ended = bridge.servers().is_empty() && start_of(grandchild) != Some(started);
+            let all_ended = bridge.servers().is_empty() && start_time(grandchild) != Some(started);
             all_ended.then_some(())
         });
     }
@@ -169,7 +169,7 @@ fn seed_000_polis_bridge_symlink_serves_port_8090() {
     let mut command = program(&bridge, &link);
     command.args(["--", &fixture()]);
     // Port 8090 of this machine may be taken.
-    let running = Standalone::start(&bridge, inside::alone(&command));
+    let running = Standalone::start(&bridge, inside::in_new_namespace(&command));
     let log = running.stderr();
     let address = "bridge listening on http://127.0.0.1:8090/mcp";
     assert!(log.contains(address), "{log}");

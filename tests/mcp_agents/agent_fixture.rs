@@ -42,8 +42,8 @@ impl AgentFixture {
         output::stdout(&output)
     }
 
-    /// Runs the function `what` of client.py, which must report exactly `checks`.
-    pub(crate) fn run_client(&self, what: &str, mode: &str, checks: &[&str]) {
+    /// Runs the function `function` of client.py, which must report exactly `checks`.
+    pub(crate) fn run_client(&self, function: &str, mode: &str, checks: &[&str]) {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let server = [
             PALISADE.to_owned(),
@@ -53,13 +53,13 @@ impl AgentFixture {
             text(self.gate_dir.config()),
             "mcp".to_owned(),
         ];
-        self.run_client_with(what, mode, &server, checks);
+        self.run_client_with(function, mode, &server, checks);
     }
 
-    /// Runs the function `what` of client.py with the server command `server`.
+    /// Runs the function `function` of client.py with the server command `server`.
     pub(crate) fn run_client_with(
         &self,
-        what: &str,
+        function: &str,
         mode: &str,
         server: &[String],
         checks: &[&str],
@@ -68,7 +68,7 @@ impl AgentFixture {
         let mut command = Command::new(testkit::mcp::peers().join("venv/bin/python"));
         command
             .arg(source)
-            .args([what, mode])
+            .args([function, mode])
             .args(server)
             .current_dir(self.repo.dir())
             .env_clear()
@@ -82,7 +82,7 @@ impl AgentFixture {
             .collect();
         assert!(
             output.status.success() && reported == checks,
-            "{what}, {mode}: {reported:?}\n{}",
+            "{function}, {mode}: {reported:?}\n{}",
             output::stderr(&output)
         );
     }

@@ -39,7 +39,7 @@ class Session:
     def __init__(self, session):
         self.session = session
 
-    async def do(self, tool, **arguments):
+    async def succeeds(self, tool, **arguments):
         result = await self.session.call_tool(tool, arguments)
         assert not result.is_error, f"{tool} {arguments}: {text(result)}"
         return result.structured_content
@@ -61,36 +61,36 @@ class Session:
 
 
 async def full_session(session):
-    made = await session.do("sandbox-create", name="Fix It")
+    made = await session.succeeds("sandbox-create", name="Fix It")
     assert made["sandbox"]["name"] == "fix-it", made
     assert made["sandbox"]["branch"] == "palisade/fix-it", made
     ok("create")
 
-    written = await session.do("write", path="src/new/main.py", content="print('hello')\n")
+    written = await session.succeeds("write", path="src/new/main.py", content="print('hello')\n")
     assert written["bytes"] == 15 and written["commit"], written
-    again = await session.do("write", path="src/new/main.py", content="print('hello')\n")
+    again = await session.succeeds("write", path="src/new/main.py", content="print('hello')\n")
     assert "commit" not in again, again
     ok("write")
 
-    ran = await session.do("bash", command="python3 src/new/main.py > out.txt; cat out.txt; pwd")
+    ran = await session.succeeds("bash", command="python3 src/new/main.py > out.txt; cat out.txt; pwd")
     assert ran["output"] == "hello\n/workspace\n" and ran["exit_code"] == 0 and ran["commit"], ran
-    quiet = await session.do("bash", command="true")
+    quiet = await session.succeeds("bash", command="true")
     assert "commit" not in quiet, quiet
     ok("bash")
 
-    read = await session.do("read", path="src/lib.rs", offset=2, limit=1)
+    read = await session.succeeds("read", path="src/lib.rs", offset=2, limit=1)
     assert read["content"].rstrip("\n") == "two" and read["hasMore"], read
     ok("read")
 
-    found = await session.do("grep", pattern="print", glob="*.py")
+    found = await session.succeeds("grep", pattern="print", glob="*.py")
     assert found["content"] == "src/new/main.py:1: print('hello')", found
-    files = await session.do("glob", pattern="**/*.py")
+    files = await session.succeeds("glob", pattern="**/*.py")
     assert files["files"] == ["src/new/main.py"], files
-    listed = await session.do("ls", path="src")
+    listed = await session.succeeds("ls", path="src")
     assert listed["output"].split() == ["lib.rs", "new/"], listed
     ok("grep")
 
-    edited = await session.do("edit", path="src/new/main.py", oldText="hello", newText="goodbye")
+    edited = await session.succeeds("edit", path="src/new/main.py", oldText="hello", newText="goodbye")
     assert "+1 print('goodbye')" in edited["diff"] and edited["commit"], edited
     ok("edit")
 
@@ -98,30 +98,30 @@ async def full_session(session):
         "--- a/README.md\n+++ b/README.md\n@@ -1 +1,2 @@\n hello\n+world\n"
         "--- /dev/null\n+++ b/docs/new.md\n@@ -0,0 +1 @@\n+new\n"
     )
-    patched = await session.do("patch", patch=patch)
+    patched = await session.succeeds("patch", patch=patch)
     assert patched["files"] == ["README.md", "docs/new.md"] and patched["commit"], patched
     patch = "--- a/docs/new.md\n+++ b/docs/new.md\n@@ -1,7 +1,9 @@\n new\n+wrong counts\n"
-    patched = await session.do("patch", patch=patch)
+    patched = await session.succeeds("patch", patch=patch)
     assert patched["files"] == ["docs/new.md"], patched
     ok("patch")
 
-    diff = await session.do("diff")
+    diff = await session.succeeds("diff")
     kinds = {file["path"]: file["kind"] for file in diff["files"]}
     expected = {"README.md": "M", "docs/new.md": "A", "out.txt": "A", "src/new/main.py": "A"}
     assert kinds == expected, kinds
     assert "+print('goodbye')" in diff["patch"], diff
-    stat = await session.do("diff", stat=True)
+    stat = await session.succeeds("diff", stat=True)
     assert stat["patch"] == "" and len(stat["files"]) == 4, stat
     ok("diff")
 
-    listed = await session.do("sandbox-list")
+    listed = await session.succeeds("sandbox-list")
     assert [one["name"] for one in listed["sandboxes"]] == ["fix-it"], listed
-    ports = await session.do("sandbox-ports")
+    ports = await session.succeeds("sandbox-ports")
     assert ports == {"open": [], "published": []}, ports
-    paused = await session.do("sandbox-pause", sandbox="fix-it")
+    paused = await session.succeeds("sandbox-pause", sandbox="fix-it")
     assert paused["sandbox"]["status"] == "paused", paused
     assert "paused" in await session.fails("bash", command="true")
-    resumed = await session.do("sandbox-resume")
+    resumed = await session.succeeds("sandbox-resume")
     assert resumed["sandbox"]["status"] == "active", resumed
     ok("states")
 
@@ -130,7 +130,7 @@ async def sandbox_of_another_session(session):
     """A sandbox of another session can be used but not deleted."""
     message = await session.fails("sandbox-delete", sandbox="fix-it", force=True)
     assert "not made in this session" in message, message
-    await session.do("bash", sandbox="fix-it", command="true")
+    await session.succeeds("bash", sandbox="fix-it", command="true")
     message = await session.fails("sandbox-delete", sandbox="fix-it")
     assert "commit" in message, message
     ok("kept")
@@ -138,15 +138,15 @@ async def sandbox_of_another_session(session):
 
 async def delete_sandboxes(session):
     """Deletion needs force if commits would be lost."""
-    await session.do("sandbox-create", name="brief")
-    await session.do("write", path="a.txt", content="a\n")
+    await session.succeeds("sandbox-create", name="brief")
+    await session.succeeds("write", path="a.txt", content="a\n")
     message = await session.fails("sandbox-delete")
     assert "commit" in message, message
-    deleted = await session.do("sandbox-delete", force=True)
+    deleted = await session.succeeds("sandbox-delete", force=True)
     assert deleted["name"] == "brief" and deleted["tip"], deleted
-    await session.do("sandbox-create", name="empty")
-    await session.do("sandbox-delete")
-    assert (await session.do("sandbox-list"))["sandboxes"] == []
+    await session.succeeds("sandbox-create", name="empty")
+    await session.succeeds("sandbox-delete")
+    assert (await session.succeeds("sandbox-list"))["sandboxes"] == []
     ok("delete")
 
 
@@ -159,7 +159,7 @@ async def errors(session):
     for more in ({"repos": ["a/b"]}, {"auth_mode": "bot"}, {"backend": "docker"}, {"root": True}):
         message = await session.refused("sandbox-create", name="more", **more)
         assert "unknown field" in message, message
-    await session.do("sandbox-create", name="one")
+    await session.succeeds("sandbox-create", name="one")
     assert "already exists" in await session.refused("sandbox-create", name="one")
     ok("names")
 
@@ -191,30 +191,30 @@ async def errors(session):
     assert result.is_error and result.structured_content["timed_out"], result
     ok("tools")
 
-    await session.do("sandbox-create", name="two")
+    await session.succeeds("sandbox-create", name="two")
     message = await session.refused("bash", command="true")
     assert "2 were made in this session" in message, message
     ok("which")
 
 
 async def transfers(session):
-    await session.do("sandbox-create", name="files")
+    await session.succeeds("sandbox-create", name="files")
     for path in ("../outside", "/etc/passwd", ".git/config", ".git", ".GIT/config", "link", "linked/a", "sub/../../outside"):
         message = await session.refused("upload", source=path)
         assert message, message
     await session.refused("upload", source="nothing")
     ok("upload escapes")
 
-    moved = await session.do("upload", source="untracked", to="in")
+    moved = await session.succeeds("upload", source="untracked", to="in")
     assert moved["files"] == 2, moved
     assert any(".git" in note for note in moved["leftOut"]), moved
-    ran = await session.do("bash", command="cd in && find . -type f | sort && cat untracked/a.bin | wc -c")
+    ran = await session.succeeds("bash", command="cd in && find . -type f | sort && cat untracked/a.bin | wc -c")
     assert ran["output"].split() == ["./untracked/a.bin", "./untracked/deep/b", "4"], ran
-    moved = await session.do("upload", source="big.log")
+    moved = await session.succeeds("upload", source="big.log")
     assert moved["files"] == 1 and "commit" not in moved, moved
     ok("upload")
 
-    await session.do("bash", command="mkdir -p made/.git .vscode && echo made > made/a.txt && touch made/.git/config && echo {} > .vscode/tasks.json && ln -s /etc made/etc && echo new > README.md")
+    await session.succeeds("bash", command="mkdir -p made/.git .vscode && echo made > made/a.txt && touch made/.git/config && echo {} > .vscode/tasks.json && ln -s /etc made/etc && echo new > README.md")
     for to in ("..", "/tmp", ".git", ".git/hooks", "link", "linked", "linked/deeper"):
         message = await session.refused("download", source="made", to=to)
         assert message, message
@@ -224,7 +224,7 @@ async def transfers(session):
     assert "configures tools" in message, message
     ok("download escapes")
 
-    moved = await session.do("download", source="made", to="results/here")
+    moved = await session.succeeds("download", source="made", to="results/here")
     assert moved["files"] == 1, moved
     notes = " ".join(moved["leftOut"])
     assert ".git" in notes and "etc" in notes, moved
@@ -233,10 +233,10 @@ async def transfers(session):
 
 async def cancel(session):
     """A cancelled call ends its command; its changes are committed."""
-    await session.do("sandbox-create", name="patient")
+    await session.succeeds("sandbox-create", name="patient")
     line = "echo begun > begun.txt; sleep 4321"
     call = asyncio.create_task(session.session.call_tool("bash", {"command": line}))
-    while "begun.txt" not in (await session.do("ls"))["output"]:
+    while "begun.txt" not in (await session.succeeds("ls"))["output"]:
         await asyncio.sleep(0.02)
     call.cancel()
     # The cancelled call commits its changes before another call does.
@@ -248,7 +248,7 @@ async def cancel(session):
     else:
         raise AssertionError("the changes were not committed")
     for _ in range(TIMEOUT_SECONDS * 50):
-        found = await session.do("bash", command="pgrep -fx 'sleep 432[1]' || echo none")
+        found = await session.succeeds("bash", command="pgrep -fx 'sleep 432[1]' || echo none")
         if found["output"] == "none\n":
             break
         await asyncio.sleep(0.02)
@@ -259,10 +259,10 @@ async def cancel(session):
 
 async def concurrent_writes(session):
     """Concurrent writes are all committed, in separate or shared commits."""
-    await session.do("sandbox-create", name="busy")
+    await session.succeeds("sandbox-create", name="busy")
     names = [f"{number}.txt" for number in range(12)]
-    await asyncio.gather(*(session.do("write", path=name, content=name) for name in names))
-    diff = await session.do("diff", stat=True)
+    await asyncio.gather(*(session.succeeds("write", path=name, content=name) for name in names))
+    diff = await session.succeeds("diff", stat=True)
     assert sorted(file["path"] for file in diff["files"]) == sorted(names), diff
     ok("concurrent writes")
 

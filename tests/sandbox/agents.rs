@@ -1,4 +1,4 @@
-//! Agents with a sandbox of their own know that they already run in one.
+//! Agents that have their own sandbox are started with an option that turns that sandbox off.
 
 use std::os::unix::fs::PermissionsExt;
 

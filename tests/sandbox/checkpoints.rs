@@ -35,7 +35,8 @@ fn restore_takes_a_snapshot_first_and_names_it(fixture: &SandboxFixture) {
         .repo
         .git(&["rev-parse", "--short=12", "palisade/fix"]);
     assert_eq!(still, tip);
-    // Work that a snapshot cannot hold stops the restore until the operator discards it.
+    // If a snapshot cannot save all work, the restore is refused until the operator discards the
+    // work.
     fixture.stdout_of("fix", "git stash -q -u");
     let complaint = fixture.fails(4, &["restore", "--yes", "fix", "start"]);
     assert!(complaint.contains("a stash at"), "{complaint}");

@@ -1,7 +1,7 @@
 //! A sandbox's share of processor time. `just measure-cpu` measures the effect of a busy sandbox
 //! on others.
 //!
-//! Issue 14, number 3.
+//! Regression test for issue 14, item 3.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -30,7 +30,7 @@ fn cpu_cgroup(fixture: &SandboxFixture, id: &str) -> Option<PathBuf> {
     cgroups.find(|one| one.join("cpu.shares").exists() || one.join("cpu.weight").exists())
 }
 
-/// Whether root has cgroups of the cpu controller here.
+/// Whether this machine has cgroups of the cpu controller that root can use.
 fn root_has_cpu_cgroups() -> bool {
     ["cpu", "cpu,cpuacct"]
         .iter()
@@ -50,12 +50,12 @@ fn sleeper(seconds: &str) -> i32 {
     })
 }
 
-/// A file of `/proc` for a process.
+/// Reads a file of `/proc` for a process.
 fn read(pid: i32, file: &str) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
 }
 
-/// A process's scheduling policy.
+/// Returns a process's scheduling policy.
 fn policy(pid: i32) -> String {
     let stat = read(pid, "stat");
     let (_, fields) = stat.rsplit_once(')').unwrap();
@@ -65,7 +65,7 @@ fn policy(pid: i32) -> String {
 fn agent_cannot_raise_the_cpu_share_of_its_sandbox(fixture: &SandboxFixture) {
     const IDLE: &str = "5";
     let id = fixture.create("fix");
-    // Durations that no other test uses.
+    // No other test uses these durations.
     let [own, made, left] = ["7", "8", "9"].map(|n| format!("{n}{}", std::process::id()));
     let line = format!(
         "(sleep {own} & setsid sleep {made} & setsid sh -c 'sleep {left} & exit' &) \
@@ -159,7 +159,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(45);
 /// The command of a spinner, with a word to find it.
 const SPIN: &str = "while :; do :; done # spinner";
 
-/// Median and ninth decile of the duration of `work`.
+/// Returns the median and the ninth decile of the duration of `work`.
 fn times(count: usize, mut work: impl FnMut()) -> (Duration, Duration) {
     let begun = Instant::now();
     let mut all = Vec::new();
@@ -172,7 +172,7 @@ fn times(count: usize, mut work: impl FnMut()) -> (Duration, Duration) {
     (all[all.len() / 2], all[all.len() * 9 / 10])
 }
 
-/// Spinners that run or are runnable.
+/// Counts the spinners that run or are runnable.
 fn running() -> usize {
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -215,7 +215,8 @@ fn spinning_sandbox_effect_on_others_is_measured() {
             [("/bin/true on the host", host), ("exec in another", inside)]
         };
         let idle = measure();
-        // Each in a session of its own; one without a session spins as well.
+        // Each spinner starts in a session of its own. If `setsid` is refused, the spinner runs in
+        // the session of the command.
         let line = format!(
             "spin='{SPIN}'; for n in $(seq {spinners}); do \
              (setsid sh -c \"$spin\" || exec sh -c \"$spin\") </dev/null >/dev/null 2>&1 & done; \

@@ -32,13 +32,13 @@ for_subid_user!(
     kills_at_random_moments_leave_complete_sandboxes_or_none,
 );
 
-/// `kill -9`. The next command must cope with a gate that is still exiting.
+/// Kills the gate with SIGKILL. The next command may find a gate that is still exiting.
 fn kill_gate(fixture: &SandboxFixture) {
     kill(Pid::from_raw(fixture.gate()), Signal::SIGKILL).unwrap();
 }
 
-/// Whether a process has exited, also as a zombie.
-fn ended(pid: i32) -> bool {
+/// Whether a process has exited. A zombie counts as exited.
+fn has_exited(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_none_or(|(_, rest)| rest.starts_with('Z'))
@@ -91,7 +91,7 @@ fn sandbox_outlives_its_gate_and_works_with_the_next(fixture: &SandboxFixture) {
         None,
         "the command keeps running"
     );
-    // After a stop as well as after a kill.
+    // The sandbox also outlives a gate that is stopped.
     fixture.ok(&["gate", "restart"]);
     assert!(fixture.stdout_of("fix", curl).contains(&id));
     assert_eq!(
@@ -104,9 +104,9 @@ fn sandbox_outlives_its_gate_and_works_with_the_next(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-// Issue 14, number 16.
+// Regression test for issue 14, item 16.
 fn gate_killed_during_a_run_is_restarted(fixture: &SandboxFixture) {
-    // One request for each line of input.
+    // The command sends one request for each line of input.
     let line = "while read -r _; do curl -sS --noproxy '*' --max-time 10 http://192.0.2.1/ 2>&1 | \
                 tr -d '\\n'; echo; done";
     let mut command = fixture.palisade(&["run", "--name", "fix", "-T", "--", "bash", "-c", line]);
@@ -122,7 +122,7 @@ fn gate_killed_during_a_run_is_restarted(fixture: &SandboxFixture) {
     };
     assert!(request().contains("request_id"), "the gate answers");
     kill_gate(fixture);
-    // From here on no command is run.
+    // From now on the test runs no command, because a command would restart the gate.
     wait::until("an answer of the next gate", || {
         request().contains("request_id").then_some(())
     });
@@ -148,7 +148,7 @@ fn sandbox_with_killed_init_can_be_deleted(fixture: &SandboxFixture) {
     fixture.stdout_of("fix", "echo hi > new.txt");
     let init = fixture.init(&id);
     kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
-    wait::until("init's end", || ended(init).then_some(()));
+    wait::until("init's end", || has_exited(init).then_some(()));
     let list = fixture.json(&["list"]);
     assert_eq!(list[0]["status"], "error", "{list}");
     assert!(list[0]["reason"].is_string(), "{list}");
@@ -161,15 +161,15 @@ fn sandbox_with_killed_init_can_be_deleted(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-/// The row of a sandbox after a crash of the whole machine during its removal;
-/// nothing restarts the gate then.
+/// Changes the row of a sandbox to the state after a crash of the whole machine during its removal.
+/// The watchdog is killed, so nothing restarts the gate.
 fn crash_in_removal(fixture: &SandboxFixture, id: &str) {
     let (gate, watchdog) = (fixture.gate(), fixture.gate_dir.watchdog().unwrap());
     for pid in [watchdog, gate] {
         kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     }
     wait::until("the end of gate and watchdog", || {
-        (ended(gate) && ended(watchdog)).then_some(())
+        (has_exited(gate) && has_exited(watchdog)).then_some(())
     });
     let path = fixture.gate_dir.state().join(format!("rows/{id}.json"));
     let row = std::fs::read_to_string(&path).unwrap();
@@ -181,7 +181,7 @@ fn stale_branch_lock_does_not_prevent_the_start_of_the_gate(fixture: &SandboxFix
     let id = fixture.create("fix");
     crash_in_removal(fixture, &id);
     fixture.repo.write(".git/refs/heads/palisade/fix.lock", "");
-    // And what it was writing at that moment.
+    // Temporary files that the crash left are added as well.
     for half in ["never-1.new".to_owned(), format!("{id}.manifest.fresh")] {
         let half = fixture.gate_dir.state().join("rows").join(half);
         std::fs::write(&half, "half").unwrap();
@@ -203,7 +203,7 @@ fn undeletable_sandbox_does_not_prevent_the_start_of_the_gate(fixture: &SandboxF
     let id = fixture.create("fix");
     fixture.create("other");
     crash_in_removal(fixture, &id);
-    // A lock that must not be broken: the operator's git is packing its refs.
+    // The operator's git holds this lock while it packs refs, so the gate must not remove it.
     fixture.repo.git(&["pack-refs", "--all"]);
     fixture.repo.write(".git/packed-refs.lock", "");
     let list = fixture.json(&["list"]);
@@ -222,7 +222,7 @@ fn undeletable_sandbox_does_not_prevent_the_start_of_the_gate(fixture: &SandboxF
 /// Default number of kills.
 const DEFAULT_KILLS: u32 = 20;
 
-/// A small deterministic generator: a failing run prints its seed.
+/// A deterministic random number generator. A failing run prints the seed.
 struct Rng(u64);
 
 impl Rng {
@@ -279,14 +279,14 @@ fn kills_at_random_moments_leave_complete_sandboxes_or_none(fixture: &SandboxFix
             (Some(_), true) => removed += 1,
             (None, false) => cut += 1,
             (Some(doomed), false) => {
-                // The sandbox existed, and is whole or gone.
+                // The sandbox existed before and is now complete or deleted.
                 cut += 1;
                 if names(fixture).contains(&doomed) {
                     kept.push(doomed);
                 }
             }
         }
-        assert_whole(fixture, &kept, turn);
+        assert_sandboxes_work(fixture, &kept, turn);
     }
     println!("{made} made, {removed} removed, {cut} cut off");
     for name in kept {
@@ -295,7 +295,7 @@ fn kills_at_random_moments_leave_complete_sandboxes_or_none(fixture: &SandboxFix
     fixture.assert_nothing_left();
 }
 
-/// Kills the children of the gate, which create a sandbox at this moment.
+/// Kills the children of the gate that are creating a sandbox.
 fn kill_launchers(fixture: &SandboxFixture, gate: i32) {
     let tasks = std::fs::read_dir(format!("/proc/{gate}/task"))
         .into_iter()
@@ -307,7 +307,7 @@ fn kill_launchers(fixture: &SandboxFixture, gate: i32) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
-    // The gate keeps running, and cleans up by itself.
+    // The gate continues and cleans up.
     assert_eq!(fixture.gate(), gate);
 }
 
@@ -324,7 +324,7 @@ fn names(fixture: &SandboxFixture) -> Vec<String> {
 }
 
 /// Asserts after the next start that exactly the acknowledged sandboxes exist, and work.
-fn assert_whole(fixture: &SandboxFixture, kept: &[String], turn: u64) {
+fn assert_sandboxes_work(fixture: &SandboxFixture, kept: &[String], turn: u64) {
     let mut found = names(fixture);
     // A create that was interrupted after its last step is complete but unacknowledged: the sandbox
     // may exist, and must then work, too. It is deleted before the next turn.

@@ -13,8 +13,8 @@ for_every_operator!(
     sandbox_with_missing_directory_is_deleted_without_force,
 );
 
-/// The error of `delete` without force. It names how to keep the work, and never the option
-/// that discards it.
+/// Runs `delete` without force, which must fail. The error names how to keep the work, and never
+/// the option that discards the work.
 pub(crate) fn refusal(fixture: &SandboxFixture, name: &str) -> String {
     let complaint = fixture.fails(4, &["delete", name]);
     for option in ["-f", "--force"] {
@@ -74,7 +74,7 @@ fn seed_004_delete_is_refused_while_a_command_runs(fixture: &SandboxFixture) {
     assert_eq!(fixture.stdout_of("fix", "echo still here"), "still here");
     fixture.ok(&["pause", "fix"]);
     assert_eq!(fixture.ok(&["delete", "fix"]), "Deleted fix\n");
-    // By force at once.
+    // With force the sandbox is deleted at once.
     fixture.create("fix");
     fixture.stdout_of("fix", &sleeper(4000));
     assert_eq!(fixture.ok(&["delete", "--force", "fix"]), "Deleted fix\n");
@@ -103,7 +103,7 @@ fn seed_004_unmerged_work_is_not_deleted_without_force(fixture: &SandboxFixture)
     fixture.create("fix");
     let commits = "for n in 1 2; do echo $n > $n; git add -A; git commit -q -m $n; done";
     fixture.stdout_of("fix", commits);
-    // Whether it runs or is paused, and whether a snapshot was taken or not.
+    // The deletion is refused for a running and a paused sandbox, before and after a snapshot.
     for command in ["resume", "pause"] {
         fixture.ok(&[command, "fix"]);
         let complaint = refusal(fixture, "fix");
@@ -113,7 +113,8 @@ fn seed_004_unmerged_work_is_not_deleted_without_force(fixture: &SandboxFixture)
             "{complaint}"
         );
     }
-    // Merged, it may go; but a workspace with more in it than the branch may not.
+    // After the merge the sandbox could be deleted, but its workspace has work that is not on the
+    // branch.
     fixture.ok(&["resume", "fix"]);
     fixture.ok(&["merge", "fix"]);
     fixture.stdout_of("fix", "echo unsaved > unsaved.txt");
@@ -129,7 +130,7 @@ fn seed_004_unmerged_work_is_not_deleted_without_force(fixture: &SandboxFixture)
     let tip = fixture.repo.git(&["rev-parse", "palisade/fix"]);
     let forced = fixture.run(&["delete", "--force", "fix"]);
     assert!(forced.status.success(), "{}", describe(&forced));
-    // By force it is deleted, and the output names the undo command.
+    // With force the sandbox is deleted, and the output names the command that restores the branch.
     let undo = format!("git branch palisade/fix {tip}");
     assert!(
         output::stderr(&forced).contains(&undo),
@@ -168,7 +169,7 @@ fn sandbox_with_missing_directory_is_deleted_without_force(fixture: &SandboxFixt
     let id = fixture.create("fix");
     fixture.ok(&["pause", "fix"]);
     fixture.ok(&["gate", "stop"]);
-    // The row without its directory, as after a manual clean-up.
+    // The row of the sandbox remains without its directory, as after a manual clean-up.
     let row = fixture
         .gate_dir
         .state()

@@ -25,7 +25,8 @@ fn download_skips_repositories_and_lists_sensitive_files(fixture: &SandboxFixtur
     for gone in ["out/.git", "out/sub/.Git"] {
         assert!(!fixture.repo.path(gone).exists(), "{gone}");
     }
-    // Not even by its own name, and never over the operator's.
+    // The agent's `.git` is not downloaded under its own name either, and never replaces the
+    // operator's.
     let before = fixture.repo.fingerprint();
     fixture.ok(&["download", "--overwrite", "fix", ".git"]);
     let changed = fixture.repo.fingerprint().differences(&before);

@@ -23,7 +23,7 @@ fn in_empty_home(fixture: &SandboxFixture, home: &Path, args: &[&str]) -> Comman
     command
 }
 
-// Issue 14, number 19.
+// Regression test for issue 14, item 19.
 fn first_run_works_with_empty_home_and_no_configuration(fixture: &SandboxFixture) {
     let home = fixture.gate_dir.path().join("empty-home");
     std::fs::create_dir(&home).unwrap();
@@ -58,7 +58,8 @@ fn first_run_works_with_empty_home_and_no_configuration(fixture: &SandboxFixture
     assert!(stopped.status.success(), "{}", describe(&stopped));
 }
 
-// Issue 14, number 19: the limit is the namespace's own, so the machine is not changed.
+// Regression test for issue 14, item 19. The limit is set in a new namespace, so that the machine
+// is not changed.
 #[test]
 fn missing_user_namespaces_error_names_the_fix() {
     if !testkit::require_root("making a user namespace in which none can be made") {

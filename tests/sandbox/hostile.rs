@@ -30,8 +30,8 @@ for_subid_user!(
     commit_messages_with_escapes_are_escaped_on_a_terminal,
 );
 
-/// A file that hostile commands write if they run outside, in
-/// a directory that every process of the operator can write to.
+/// Creates a directory on the host in which hostile commands create a file if they run there. Every
+/// process of the operator can write to the directory.
 fn canary(fixture: &SandboxFixture) -> PathBuf {
     let outside = fixture.gate_dir.path().join("ran-outside");
     std::fs::create_dir(&outside).unwrap();
@@ -42,7 +42,7 @@ fn canary(fixture: &SandboxFixture) -> PathBuf {
 fn hostile_repository_runs_no_program_on_the_host(fixture: &SandboxFixture) {
     let canary = canary(fixture);
     fixture.create("fix");
-    // Inside, the directory does not exist, so the commands have an effect only outside.
+    // The directory does not exist in the sandbox, so the commands have an effect only on the host.
     let evil = format!("touch {}/$$", canary.display());
     let script = format!(
         r#"
@@ -148,8 +148,8 @@ fn links_to_host_paths_are_not_followed(fixture: &SandboxFixture) {
         std::fs::read_link(fixture.repo.path("src")).unwrap(),
         outside
     );
-    // The next work has the path below a link that is now in the operator's tree: it is not
-    // followed.
+    // The next work has a file below a path that is now a link in the operator's tree. The merge
+    // does not follow this link.
     fixture.stdout_of(
         "fix",
         "rm src; mkdir src; echo written > src/inner; echo new > src/new",
@@ -164,7 +164,7 @@ fn links_to_host_paths_are_not_followed(fixture: &SandboxFixture) {
     assert!(!outside.join("new").exists(), "{}", describe(&landed));
 }
 
-/// An agent that owns `/` inside can replace its workspace with a link.
+/// An agent that owns `/` in the sandbox can replace its workspace with a link.
 fn symlink_that_replaces_the_workspace_is_not_followed(fixture: &SandboxFixture) {
     let outside = fixture.gate_dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
@@ -209,7 +209,7 @@ const ESCAPES: &str = "$'\\e[2J\\e]0;owned\\a\\e[8mhidden\\r\\n\\x9b31m'";
 
 fn assert_harmless(what: &str, output: &str) {
     let raw = output.chars().find(|c| {
-        // A terminal itself writes \r\n; colours are ours.
+        // The terminal itself writes \r\n, and palisade writes colours.
         c.is_control() && !matches!(c, '\n' | '\r' | '\t' | '\u{1b}')
     });
     assert_eq!(raw, None, "{what}: {output:?}");
@@ -248,7 +248,7 @@ fn file_names_with_escapes_are_escaped_on_a_terminal(fixture: &SandboxFixture) {
     terminal.send("y\r");
     assert!(terminal.wait().success(), "{:?}", terminal.shown());
     assert_harmless("merge", &terminal.shown());
-    // Without a terminal, everything but the patch itself is escaped as well.
+    // Without a terminal, all output except the patch is escaped as well.
     let output = fixture.run(&["diff", "--stat", "fix"]);
     assert_harmless("stat", &describe(&output));
 }
@@ -340,7 +340,7 @@ fn special_files_and_many_files_are_imported_in_time(fixture: &SandboxFixture) {
     // Files that git cannot store are skipped.
     assert!(fixture.repo.path("pipe").symlink_metadata().is_err());
     assert!(fixture.repo.path("door").symlink_metadata().is_err());
-    // A FIFO in the sandbox at the path of an operator's file.
+    // The sandbox has a FIFO at the path of a file of the operator.
     fixture.stdout_of("fix", "rm README.md; mkfifo README.md");
     fixture.ok(&["snapshot", "fix"]);
     fixture.ok(&["delete", "--force", "fix"]);

@@ -39,7 +39,8 @@ for_subid_user!(
     sensitive_files_are_confirmed_on_a_terminal,
 );
 
-/// From `run` to `merge` in that repository; the operator's files are compared in between.
+/// Runs the commands from `run` to `merge` in a repository, and asserts that the operator's files
+/// are unchanged before the merge.
 fn assert_run_and_merge(fixture: &SandboxFixture, repo: &TestRepo) {
     let ok = |args: &[&str]| {
         let output = fixture.palisade_in(repo.dir(), args).output().unwrap();
@@ -72,7 +73,7 @@ fn assert_run_and_merge(fixture: &SandboxFixture, repo: &TestRepo) {
     assert_eq!(repo.git(&["log", "-1", "--format=%s"]), "x");
     assert_eq!(repo.git(&["rev-parse", "HEAD~1"]), head);
     assert_eq!(repo.git(&["status", "--porcelain"]), "");
-    // After the merge nothing would be lost: a pause is enough.
+    // After the merge no work would be lost, so a paused sandbox can be deleted.
     ok(&["pause", "fix"]);
     ok(&["delete", "fix"]);
     assert_eq!(repo.sandbox_branches(), [""; 0]);
@@ -266,8 +267,8 @@ fn uncommitted_changes_are_copied_only_with_dirty(fixture: &SandboxFixture) {
     std::os::unix::fs::symlink(&outside, repo.path("turned")).unwrap();
     repo.write("gone/away.txt", "away\n");
     repo.commit("third");
-    // A changed file, a staged one, a new one, an ignored one, a link, one that is gone with
-    // its directory, and a directory where the commit has a link out of the tree.
+    // The repository gets a changed, a staged, a new and an ignored file, a link, a deleted file
+    // with its directory, and a directory at a path where the commit has a link out of the tree.
     repo.write("README.md", "mine, and not committed\n");
     repo.write("staged.txt", "staged\n");
     repo.git(&["add", "staged.txt"]);
@@ -329,7 +330,8 @@ fn workspace_has_the_file_modes_of_a_clone(fixture: &SandboxFixture) {
     fixture.repo.git(&["commit", "-q", "-m", "a program"]);
     fixture.repo.git(&["reset", "-q", "--hard"]);
     fixture.repo.write("below/new.txt", "uncommitted\n");
-    // Once from a checkout, once from a spare, once with uncommitted changes.
+    // The workspace is created from a checkout, from a spare workspace, and with uncommitted
+    // changes.
     for (name, dirty) in [("one", &[][..]), ("two", &[]), ("three", &["--dirty"])] {
         fixture.ok(&[&["create", name], dirty].concat());
         let modes = fixture.stdout_of(
@@ -535,7 +537,7 @@ fn oversized_file_is_skipped_and_named(fixture: &SandboxFixture) {
         complaint.contains("'big'") && complaint.contains("palisade download fix"),
         "{complaint}"
     );
-    // Without the large file nothing is lost any more.
+    // Without the large file no work would be lost.
     fixture.stdout_of("fix", "rm big");
     fixture.ok(&["delete", "fix"]);
     fixture.assert_nothing_left();
@@ -560,7 +562,7 @@ fn delete_is_refused_while_the_agent_has_unimported_commits(fixture: &SandboxFix
     refused("HEAD at");
     fixture.stdout_of("fix", "git branch -q side; git checkout -q palisade/fix");
     refused("branch side at");
-    // Merged inside, the commits are imported.
+    // Commits that are merged in the sandbox are imported.
     fixture.stdout_of(
         "fix",
         "git merge -q side; echo x >> README.md; git stash -q",

@@ -41,7 +41,7 @@ fn sandbox_reveals_nothing_of_the_host(fixture: &SandboxFixture) {
     );
     assert_eq!(found, "");
     assert_eq!(fixture.stdout_of("fix", "ls /home"), "agent");
-    // Names of the host in the information of a process about itself.
+    // The information of a process about itself contains no name of the host.
     let gate_dir = fixture.gate_dir.path().to_string_lossy().into_owned();
     let known = fixture.stdout_of(
         "fix",
@@ -56,7 +56,7 @@ fn sandbox_reveals_nothing_of_the_host(fixture: &SandboxFixture) {
         let output = fixture.bash("fix", &format!("cat {0}; test -e {0}", path.display()));
         assert!(!output.status.success(), "{}", describe(&output));
     }
-    // Only its own processes.
+    // Only the sandbox's own processes are visible.
     let processes = fixture.stdout_of("fix", "ls -d /proc/[0-9]* | wc -l");
     assert!(processes.parse::<u32>().unwrap() < 10, "{processes}");
 }
@@ -103,13 +103,14 @@ fn every_address_is_answered_by_the_gate(fixture: &SandboxFixture) {
     }
 }
 
-/// DNS queries for `x.test`, as bash writes them: an address, and a text, which is refused.
+/// A DNS query for the address of `x.test`, as a string for bash.
 const QUERY: &str =
     "\\x12\\x34\\x01\\x00\\0\\x01\\0\\0\\0\\0\\0\\0\\x01x\\x04test\\0\\0\\x01\\0\\x01";
+/// A DNS query for a text record of `x.test`, which the gate refuses.
 const QUERY_TEXT: &str =
     "\\x12\\x34\\x01\\x00\\0\\x01\\0\\0\\0\\0\\0\\0\\x01x\\x04test\\0\\0\\x10\\0\\x01";
 
-/// The last four bytes of the answer, a synthetic address of the gate.
+/// The first bytes of a synthetic address of the gate, as printed in hexadecimal.
 const SYNTHETIC: &str = "c6 12 ";
 
 fn every_resolver_address_is_answered_by_the_gate(fixture: &SandboxFixture) {
@@ -134,7 +135,7 @@ fn every_resolver_address_is_answered_by_the_gate(fixture: &SandboxFixture) {
             "{resolver} by TCP: {printed}"
         );
     }
-    // The resolver that programs use.
+    // This query goes to the resolver that programs use.
     let printed = fixture.stdout_of("fix", "timeout 20 getent ahostsv4 example.com");
     assert!(printed.starts_with("198.18."), "{printed}");
 }

@@ -73,7 +73,7 @@ fn paused_sandbox_makes_no_progress(fixture: &SandboxFixture) {
     wait::until("the first ticks", || (size() > 0).then_some(()));
     fixture.ok(&["pause", "fix"]);
     let then = size();
-    // Another command takes its time, and nothing is written meanwhile.
+    // While another command runs, the paused sandbox writes nothing.
     let complaint = output::stderr(&fixture.run(&["exec", "fix", "--", "true"]));
     assert!(
         complaint.contains("is paused; resume it first"),
@@ -152,7 +152,7 @@ fn same_name_in_two_repositories_is_two_sandboxes(fixture: &SandboxFixture) {
         .output()
         .unwrap();
     assert_eq!(output::stdout(&there), "other\n", "{}", describe(&there));
-    // In another directory the name is not enough, and the id is.
+    // In another directory the name does not identify the sandbox, but the id does.
     let elsewhere = |args: &[&str]| {
         fixture
             .palisade_in(fixture.gate_dir.path(), args)
@@ -305,15 +305,14 @@ fn unresponsive_sandboxes_do_not_delay_list_or_others(fixture: &SandboxFixture) 
         kill(init, Signal::SIGSTOP).unwrap();
         init
     });
-    // A silent sandbox has five seconds: a command that waits for it is slow every time, and one on
-    // a
-    // busy machine only sometimes.
+    // A sandbox that does not respond is given up after five seconds. A command that waits for it
+    // is always slow; on a busy machine a command is slow only sometimes.
     wait::until("a command that was not delayed", || {
         let started = Instant::now();
         assert_eq!(fixture.stdout_of("well", "echo well"), "well");
         (started.elapsed() < Duration::from_secs(5)).then_some(())
     });
-    // In sequence, the four would take twenty seconds.
+    // One after the other, the four sandboxes would take twenty seconds.
     let started = Instant::now();
     let list = fixture.json(&["list"]);
     assert!(started.elapsed() < Duration::from_secs(20), "{started:?}");
@@ -331,10 +330,19 @@ fn sandbox_over_its_disk_limit_is_stopped_with_reason(fixture: &SandboxFixture) 
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { limits: { disk: 32MiB } }\n");
-    // An unlinked file that ends with its process: after the refusal the sandbox
-    // may run again.
-    let hoard = "exec 9> /tmp/x; rm /tmp/x; while head -c 1M /dev/zero >&9; do :; done; sleep 100";
-    let output = fixture.run(&["run", "--name", "fix", "--", "bash", "-c", hoard]);
+    // The file is unlinked, so its space is freed when the process is killed, and the sandbox may
+    // run again.
+    let fill_deleted_file =
+        "exec 9> /tmp/x; rm /tmp/x; while head -c 1M /dev/zero >&9; do :; done; sleep 100";
+    let output = fixture.run(&[
+        "run",
+        "--name",
+        "fix",
+        "--",
+        "bash",
+        "-c",
+        fill_deleted_file,
+    ]);
     assert_eq!(output.status.code(), Some(137), "{}", describe(&output));
     let why = "the sandbox was stopped: disk limit: the sandbox holds";
     assert!(
@@ -349,7 +357,7 @@ fn sandbox_over_its_disk_limit_is_stopped_with_reason(fixture: &SandboxFixture) 
             .success()
             .then_some(())
     });
-    let output = fixture.bash("fix", hoard);
+    let output = fixture.bash("fix", fill_deleted_file);
     assert_eq!(output.status.code(), Some(137), "{}", describe(&output));
     assert!(
         output::stderr(&output).contains(why),
@@ -358,7 +366,7 @@ fn sandbox_over_its_disk_limit_is_stopped_with_reason(fixture: &SandboxFixture) 
     );
 }
 
-// Issue 14, number 13.
+// Regression test for issue 14, item 13.
 fn work_of_a_sandbox_over_its_disk_limit_is_merged(fixture: &SandboxFixture) {
     fixture
         .gate_dir
@@ -396,9 +404,10 @@ fn work_of_a_sandbox_over_its_disk_limit_is_merged(fixture: &SandboxFixture) {
         std::fs::read_to_string(at("home/work.txt")).unwrap(),
         "done\n"
     );
-    // Longer than the interval between two measurements, and not interrupted by them.
+    // The download takes longer than the interval between two measurements, and measurements must
+    // not interrupt it.
     assert!(std::fs::metadata(at("large/big")).unwrap().len() > 30 << 20);
-    // A gate that starts finds its listeners, and deletes it once the work is merged.
+    // A new gate finds the sandbox's listeners, and deletes the sandbox when its work is merged.
     fixture.ok(&["gate", "stop"]);
     let complaint = output::stderr(&fixture.run(&["delete", "fix"]));
     assert!(complaint.contains("unmerged"), "{complaint}");

@@ -25,8 +25,8 @@ macro_rules! for_subid_user {
     };
 }
 
-/// Defines two tests per function with a [`sandbox_fixture::SandboxFixture`]: as the current user and
-/// as an unprivileged one.
+/// Defines two tests per function with a [`sandbox_fixture::SandboxFixture`]: as the current user
+/// and as an unprivileged one.
 macro_rules! for_every_operator {
     ($($name:ident),+ $(,)?) => {
         mod as_current_user {

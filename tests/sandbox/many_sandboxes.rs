@@ -12,7 +12,7 @@ for_every_operator!(many_sandboxes_run_at_once_and_are_deleted);
 const DEFAULT_COUNT: usize = 20;
 
 /// Number of sandboxes that are created and used at the same time.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT: usize = 8;
 
 /// Memory limit of an idle sandbox, in kilobytes.
 const MAX_IDLE_KB: u64 = 6 << 10;
@@ -28,7 +28,7 @@ fn many_sandboxes_run_at_once_and_are_deleted(fixture: &SandboxFixture) {
         let started = Instant::now();
         let (names, turn) = (&names, &std::sync::atomic::AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            for _ in 0..AT_ONCE {
+            for _ in 0..MAX_CONCURRENT {
                 scope.spawn(move || {
                     let next = || turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     while let Some(name) = names.get(next()) {
@@ -85,7 +85,7 @@ fn many_sandboxes_run_at_once_and_are_deleted(fixture: &SandboxFixture) {
     assert!(median < MAX_IDLE_KB, "an idle sandbox takes {median} kB");
 }
 
-/// A line of a process's status, in kilobytes.
+/// Reads a line of a process's status, in kilobytes.
 fn memory(pid: i32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();

@@ -108,7 +108,7 @@ fn sandbox_port_is_listed_with_every_host_address(fixture: &SandboxFixture) {
     assert_eq!(of("4000").matches("127.0.0.1:").count(), 1, "{shown}");
 }
 
-/// The response of a port of this machine.
+/// Returns the response of a port of this machine.
 fn read_port(host: u16) -> Option<String> {
     let mut reply = String::new();
     let mut stream = TcpStream::connect(("127.0.0.1", host)).ok()?;
@@ -126,7 +126,7 @@ fn republished_port_forwards_to_its_new_target(fixture: &SandboxFixture) {
         );
         fixture.stdout_of("fix", &server);
     }
-    // Any free port the first time, and the same one afterwards.
+    // The first time any free port is chosen, and later the same port.
     let mut host = 0;
     for (port, word) in [(8001, "one"), (8002, "two"), (8001, "one")] {
         fixture.ok(&["ports", "fix", "--publish", &format!("{host}:{port}")]);

@@ -17,7 +17,7 @@ for_every_operator!(
 /// The address for programs without a proxy.
 const ANY_ADDRESS: &str = "192.0.2.1";
 
-/// Requests a page of the host `$ARGV[0]` by hand and prints the response. Further
+/// Perl script that requests a page of the host `$ARGV[0]` and prints the response. Further
 /// arguments are a program that inherits the connection.
 const PERL: &str = r#"
     use IO::Socket::INET;
@@ -101,7 +101,7 @@ fn program_rule_applies_to_that_program_only(fixture: &SandboxFixture) {
     let rules_fixture = ProgramsFixture::new(fixture, rules);
     assert_eq!(rules_fixture.curl("http://allowed.test/"), "welcome");
     assert_eq!(rules_fixture.curl("https://allowed.test/"), "welcome");
-    // Through the proxy, and in a tunnel.
+    // The rule applies through the proxy and in a tunnel.
     for url in ["http://allowed.test/", "https://allowed.test/"] {
         let line = format!("curl -sSk -x http://{ANY_ADDRESS}:8080 {url}");
         assert_eq!(fixture.stdout_of("fix", &line), "welcome", "{line}");
@@ -136,7 +136,7 @@ fn connection_shared_by_two_programs_matches_neither_rule(fixture: &SandboxFixtu
 fn rule_for_git_covers_its_helper_programs(fixture: &SandboxFixture) {
     let rules = "  domains: [{host: allowed.test, programs: [git]}]\n";
     let rules_fixture = ProgramsFixture::new(fixture, rules);
-    // The server is no git server; that the request arrives is enough.
+    // The server is no git server. The test only checks that the request arrives.
     let asks = format!(
         "git -c http.sslVerify=false -c http.proxy=http://{ANY_ADDRESS}:8080 ls-remote https://allowed.test/a.git"
     );

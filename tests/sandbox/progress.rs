@@ -38,12 +38,12 @@ fn create_progress_reports_the_number_of_copied_files(fixture: &SandboxFixture) 
     let (last, before) = lines.split_last().unwrap();
     assert_eq!(last["done"]["name"], "fix", "{lines:#?}");
     let end = before.last().unwrap();
-    // Every file, in the step that comes last.
+    // The last step reports every file.
     let files = fixture.repo.git(&["ls-files"]).lines().count();
     assert!(files > 300);
     let all = json!({ "progress": { "step": "copy", "done": files, "total": files } });
     assert_eq!(*end, all, "{lines:#?}");
-    // A refusal is a last line, too.
+    // A refusal is reported in the last line, too.
     let refused = lines_of(fixture, "fix");
     let failed = &refused.last().unwrap()["failed"];
     assert_eq!(

@@ -69,7 +69,7 @@ fn moved_repository_error_names_the_remedy(fixture: &SandboxFixture) {
         }
     }
     assert_eq!(run(&["delete", "fix"]).status.code(), Some(4));
-    // With a link to the new path, or moved back, the commands work.
+    // The commands work again with a link to the new path, or after the repository is moved back.
     std::os::unix::fs::symlink(&to, from).unwrap();
     fixture.ok(&["diff", "fix"]);
     std::fs::remove_file(from).unwrap();

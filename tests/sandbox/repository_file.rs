@@ -65,7 +65,7 @@ fn published(fixture: &SandboxFixture, name: &str) -> Vec<Value> {
     row.unwrap()["published"].as_array().unwrap().clone()
 }
 
-// Issue 14, number 14.
+// Regression test for issue 14, item 14.
 fn untrusted_repository_file_has_no_effect_and_is_reported(fixture: &SandboxFixture) {
     let origin = origin();
     settings(fixture, &origin, "");
@@ -117,7 +117,7 @@ fn trusted_repository_file_takes_effect_in_its_sandboxes(fixture: &SandboxFixtur
         describe(&output)
     );
 
-    // The hosts are open to it, to no other, and only where the operator does not deny them.
+    // The hosts are allowed for this sandbox only, and only if the operator does not deny them.
     fixture.ok(&["create", "other", "--no-repo"]);
     for _ in 0..2 {
         assert_eq!(status(fixture, "own", "wished.example"), "200");
@@ -194,7 +194,8 @@ fn changed_repository_file_is_untrusted_again(fixture: &SandboxFixture) {
         describe(&output)
     );
     assert_eq!(status(fixture, "after", "wished.example"), "403");
-    // A sandbox keeps the rules it was created with, and a run in it reports both.
+    // A sandbox keeps the rules it was created with. A run in the sandbox reports these rules and
+    // the changed file.
     let output = run(fixture, "before", "true");
     assert!(
         output::stderr(&output).contains(changed),

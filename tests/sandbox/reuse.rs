@@ -38,15 +38,24 @@ fn run_with_different_options_is_refused_and_lists_them(fixture: &SandboxFixture
     for (options, named) in [
         (&["--dirty"][..], &["--dirty"][..]),
         (&["--depth", "1"], &["--depth"]),
-        (&["--nested"], &["--nested: it was created without"]),
-        (&["--root"], &["--root: it was created without"]),
+        (
+            &["--nested"],
+            &["--nested: the sandbox was created without this option"],
+        ),
+        (
+            &["--root"],
+            &["--root: the sandbox was created without this option"],
+        ),
         (
             &["--repo", "octo/fork", "--dirty"],
-            &["--repo octo/fork: it may use octo/spoon", "--dirty"],
+            &[
+                "--repo octo/fork: the sandbox may use octo/spoon",
+                "--dirty",
+            ],
         ),
         (
             &["--auth-mode", "bot"],
-            &["--auth-mode bot: its mode is user"],
+            &["--auth-mode bot: the sandbox has the mode user"],
         ),
         (&["--backend", "docker"], &["--backend docker"]),
     ] {
@@ -83,12 +92,12 @@ fn publish_and_rm_apply_to_an_existing_sandbox(fixture: &SandboxFixture) {
     fixture.ok(&["run", "--name", "fix", "--publish", "0:3000", "--", "true"]);
     let published = fixture.json(&["ports", "fix"])["published"].clone();
     assert_eq!(published[0]["port"], 3000);
-    // The same options again are no difference.
+    // The same options do not count as a difference.
     let host = text(&published[0]["host"]);
     let same = format!("{host}:3000");
     fixture.ok(&["run", "--name", "fix", "--publish", &same, "--", "true"]);
     assert_eq!(fixture.json(&["ports", "fix"])["published"], published);
-    // With unmerged work the sandbox stays, and without it is removed.
+    // A sandbox with unmerged work is kept; one without is removed.
     fixture.ok(&["run", "--name", "fix", "--rm", "--", "touch", "new.txt"]);
     assert_eq!(fixture.json(&["list"]).as_array().unwrap().len(), 1);
     fixture.ok(&["merge", "fix"]);
@@ -123,7 +132,7 @@ fn run_restarts_a_sandbox_without_processes(fixture: &SandboxFixture) {
 
 fn failed_removal_is_reported_with_a_remedy(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
-    // A directory in the place of a file cannot be removed as a file.
+    // The removal of the file fails, because a directory is at its path.
     let rows = fixture.gate_dir.state().join("rows");
     let manifest = rows.join(format!("{id}.manifest"));
     std::fs::remove_file(&manifest).unwrap();

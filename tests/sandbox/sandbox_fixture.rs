@@ -23,9 +23,9 @@ impl SandboxFixture {
         Self::of(operator, PALISADE)
     }
 
-    /// A fixture with another build, for measurements.
+    /// Creates a fixture that uses another build of palisade, for measurements.
     pub(crate) fn of(operator: Operator, binary: &str) -> Self {
-        let gate_dir = GateDir::of(operator, binary);
+        let gate_dir = GateDir::with_operator(operator, binary);
         let repo = TestRepo::new(&gate_dir.path().join("project"), operator);
         Self { gate_dir, repo }
     }
@@ -84,12 +84,12 @@ impl SandboxFixture {
         text(&self.json(&["create", name])["id"])
     }
 
-    /// Runs a line of bash inside, which may fail.
+    /// Runs a line of bash in the sandbox; the line may fail.
     pub(crate) fn bash(&self, name: &str, line: &str) -> Output {
         self.run(&["exec", name, "--", "bash", "-c", line])
     }
 
-    /// Runs a line of bash inside, which must succeed, and returns its output.
+    /// Runs a line of bash in the sandbox, which must succeed, and returns its output.
     pub(crate) fn stdout_of(&self, name: &str, line: &str) -> String {
         let output = self.bash(name, line);
         assert!(output.status.success(), "{line}: {}", describe(&output));

@@ -184,7 +184,7 @@ fn run_json_prints_exactly_one_object(fixture: &SandboxFixture) {
         { "kind": "M", "path": "README.md" }, { "kind": "A", "path": "new.txt" },
     ]);
     assert_eq!(value["files"], files);
-    // The result includes refusals, and a command that cannot be run.
+    // The result is also printed for refusals, and for a command that cannot be run.
     let reach = "exec 3<>/dev/tcp/192.0.2.7/443; printf '\\n\\n' >&3; head -c1 <&3; true";
     let (_, value) = run(&["--name", "fix", "--", "bash", "-c", reach]);
     assert_eq!(value["created"], false);
@@ -232,7 +232,7 @@ fn refusals_have_the_documented_exit_codes(fixture: &SandboxFixture) {
 }
 
 fn help_example_of_each_command_works(fixture: &SandboxFixture) {
-    // In an order in which each command finds its objects.
+    // The commands run in an order in which the sandboxes that they need exist.
     for command in [
         "create",
         "list",
@@ -262,7 +262,7 @@ fn help_example_of_each_command_works(fixture: &SandboxFixture) {
         let args: Vec<&str> = args.split(' ').collect();
         assert_eq!(args[..2], ["palisade", command]);
         if command == "merge" {
-            // The applied changes are in the way.
+            // The next command needs a clean worktree, so the applied changes are removed.
             fixture.repo.git(&["stash", "-u"]);
         }
         if command == "delete" {

@@ -15,7 +15,7 @@ for_every_operator!(
 /// Writes to both outputs, commits in the workspace, and fails.
 const FAILING: &str = "echo first; echo broken >&2; git commit -q --allow-empty -m x; exit 1";
 
-/// The operator's configuration with these keys of `sandbox`.
+/// Writes an operator's configuration with these keys of `sandbox`.
 fn configure(fixture: &SandboxFixture, keys: &str) {
     let text = format!("version: \"1.0\"\nsandbox:\n{keys}");
     fixture.gate_dir.write_config(&text);
@@ -35,7 +35,7 @@ fn seed_004_setup_command_runs_once_in_the_filled_workspace(fixture: &SandboxFix
     fixture.ok(&["pause", "line"]);
     fixture.ok(&["resume", "line"]);
     assert_eq!(fixture.stdout_of("line", "cat ~/seen"), "hello\n/workspace");
-    // A list is a program and its arguments, which no shell reads.
+    // A list is a program and its arguments, and is not passed to a shell.
     configure(fixture, "  setup_command: [touch, \"$HOME\", a b]\n");
     fixture.ok(&["gate", "restart"]);
     fixture.create("list");

@@ -26,8 +26,8 @@ fn ids(fixture: &SandboxFixture, id: &str) -> (u64, u64) {
     let path = fixture.gate_dir.state().join("sandboxes").join(id);
     let record = std::fs::read(path.join("record.json")).unwrap();
     let record: Value = serde_json::from_slice(&record).unwrap();
-    let lent = &record["identity"]["Range"]["lent"];
-    let number = |name: &str| lent[name].as_u64().unwrap();
+    let subids = &record["identity"]["Range"]["lent"];
+    let number = |name: &str| subids[name].as_u64().unwrap();
     (number("first"), number("groups"))
 }
 
@@ -41,7 +41,7 @@ fn status_line(pid: i32, name: &str) -> Vec<String> {
 fn agent_is_root_inside_and_unprivileged_outside(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     assert_eq!(fixture.stdout_of("fix", "id -u; id -g; id -G"), "0\n0\n0");
-    // As package installation does: files and processes of other users.
+    // As package installation does, the agent creates files and processes of other users.
     let line = "touch one && chown 33:34 one && stat -c %u:%g one && \
                 setpriv --reuid 1234 --regid 1234 --clear-groups id -u && \
                 setpriv --reuid 65534 --regid 65534 --clear-groups touch /tmp/by-65534 && \
@@ -66,7 +66,8 @@ fn agent_is_root_inside_and_unprivileged_outside(fixture: &SandboxFixture) {
     assert_eq!(status_line(init, "Gid"), vec![groups.to_string(); 4]);
     assert_eq!(status_line(init, "Groups"), [""; 0]);
     assert_eq!(status_line(init, "NoNewPrivs"), ["1"]);
-    // chown, dac_override, fowner, fsetid, setgid, setuid; nothing that mounts or traces.
+    // The capabilities are chown, dac_override, fowner, fsetid, setgid and setuid. None allows
+    // mounting or tracing.
     let capabilities = fixture.stdout_of("fix", "grep -E '^Cap(Eff|Bnd)' /proc/self/status");
     for line in capabilities.lines() {
         assert!(line.ends_with("00000000000000db"), "{line}");
@@ -201,7 +202,7 @@ fn deleted_sandbox_leaves_no_files(fixture: &SandboxFixture) {
             .join(&id)
             .exists()
     );
-    // Also after the id record is lost.
+    // The deletion also works after the record with the ids is lost.
     let id = fixture.create("fix");
     fixture.stdout_of("fix", "mkdir -m 0 x; chown 1234 x");
     let gate_dir = fixture.gate_dir.state().join("sandboxes").join(id);
@@ -240,8 +241,8 @@ fn process_limit_applies_to_all_users_of_a_sandbox(fixture: &SandboxFixture) {
         "version: \"1.0\"\nsandbox:\n  limits:\n    pids: {limit}\n"
     ));
     fixture.create("fix");
-    // Six users, each below the limit on its own. Each reports its count, and
-    // all live until the last one has reported.
+    // Six users, each below the limit on its own. Each reports its count, and all run until the
+    // last user has reported.
     let forks = "my $n = 0; for (1..40) { my $p = fork; last unless defined $p; \
                  if (!$p) { sleep 10000; exit } $n++ } print \"$n\\n\";";
     let line = format!(

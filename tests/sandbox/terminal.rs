@@ -24,7 +24,7 @@ for_every_operator!(
 
 for_subid_user!(command_ends_when_its_terminal_closes,);
 
-/// A prompt that no typed key contains, so that an echo is not taken for it.
+/// A prompt that differs from all typed input, so that an echo of input cannot match it.
 const PROMPT: &str = "ready> ";
 
 /// A shell at its prompt.
@@ -36,12 +36,12 @@ fn shell(fixture: &SandboxFixture) -> Pty {
     terminal
 }
 
-/// Leaves the shell; the terminal settings must be restored.
+/// Exits the shell and asserts that the terminal settings are restored.
 fn leave(mut terminal: Pty) {
     terminal.send("exit 0\r");
     let status = terminal.wait();
     assert!(status.success(), "{status}: {}", terminal.shown());
-    assert_eq!(terminal.settings(), terminal.settings_at_first());
+    assert_eq!(terminal.settings(), terminal.initial_settings());
 }
 
 fn terminal_size_is_passed_and_follows_resizes(fixture: &SandboxFixture) {
@@ -84,7 +84,7 @@ fn ctrl_c_interrupts_and_ctrl_z_suspends(fixture: &SandboxFixture) {
 fn pager_works_in_a_shell(fixture: &SandboxFixture) {
     let mut terminal = shell(fixture);
     terminal.send("seq 1 5000 > /tmp/numbers; less /tmp/numbers\r");
-    // The alternate screen, with the first page of 23 lines.
+    // The pager shows the alternate screen with the first page of 23 lines.
     terminal.expect("\x1b[?1049h");
     terminal.expect("23");
     terminal.send("G");
@@ -122,7 +122,7 @@ fn top_works_in_a_shell(fixture: &SandboxFixture) {
 }
 
 fn terminal_settings_are_restored_however_the_shell_ends(fixture: &SandboxFixture) {
-    // A program that leaves the terminal in raw mode, and one that is killed in it.
+    // One program exits and leaves the terminal in raw mode, and one is killed in raw mode.
     for (line, code) in [
         ("stty raw -echo; exit 3", 3),
         ("stty raw; kill -KILL $$", 137),
@@ -130,21 +130,21 @@ fn terminal_settings_are_restored_however_the_shell_ends(fixture: &SandboxFixtur
         let mut terminal = fixture.on_terminal(&["run", "--name", "fix", "--", "bash", "-c", line]);
         let status = terminal.wait();
         assert_eq!(status.code(), Some(code), "{}", terminal.shown());
-        assert_eq!(terminal.settings(), terminal.settings_at_first(), "{line}");
+        assert_eq!(terminal.settings(), terminal.initial_settings(), "{line}");
     }
     // The sandbox is deleted while the shell runs.
     let mut terminal = shell(fixture);
     fixture.ok(&["delete", "--force", "fix"]);
     let status = terminal.wait();
     assert!(!status.success(), "{}", terminal.shown());
-    assert_eq!(terminal.settings(), terminal.settings_at_first());
+    assert_eq!(terminal.settings(), terminal.initial_settings());
 }
 
 fn input_file_is_read_only_in_the_sandbox(fixture: &SandboxFixture) {
     let path = fixture.gate_dir.path().join("given.txt");
     std::fs::write(&path, "one\n").unwrap();
     fixture.gate_dir.operator().chown(&path);
-    // Open for writing as well, as a terminal is.
+    // The file is opened for writing as well, as a terminal is.
     let given = std::fs::File::options()
         .read(true)
         .write(true)
@@ -161,7 +161,7 @@ fn input_file_is_read_only_in_the_sandbox(fixture: &SandboxFixture) {
 }
 
 fn large_input_is_passed_completely(fixture: &SandboxFixture) {
-    // More than any pipe holds, to a reader that starts late.
+    // The input is larger than the buffer of a pipe, and the reader starts late.
     let path = fixture.gate_dir.path().join("much");
     let much: Vec<u8> = (0..5_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
     std::fs::write(&path, &much).unwrap();
@@ -199,7 +199,8 @@ fn three_interrupts_kill_a_command_that_ignores_them(fixture: &SandboxFixture) {
         "-T",
         "fix",
         "--",
-        // Not bash, which forgets an interrupt that comes while it handles another.
+        // The command is not bash, because bash loses an interrupt that arrives while it handles
+        // another.
         "perl",
         "-e",
         "$| = 1; $SIG{INT} = sub { print \"no\\n\" }; print \"begun\\n\"; sleep 1 while 1",
@@ -222,11 +223,11 @@ fn shell_exit_code_is_returned(fixture: &SandboxFixture) {
     terminal.expect("/workspace");
     terminal.expect("agent");
     terminal.expect("$ ");
-    // The end of the input, as typed.
+    // The typed end of input (Ctrl+D).
     terminal.send("\x04");
     let status = terminal.wait();
     assert_eq!(status.code(), Some(5), "{}", terminal.shown());
-    assert_eq!(terminal.settings(), terminal.settings_at_first());
+    assert_eq!(terminal.settings(), terminal.initial_settings());
 }
 
 fn command_ends_when_its_terminal_closes(fixture: &SandboxFixture) {
@@ -273,7 +274,7 @@ fn commands_in_an_unresponsive_sandbox_can_be_interrupted(fixture: &SandboxFixtu
             kill(signal, &terminal.pid().to_string());
             let status = terminal.wait();
             assert_eq!(status.code(), Some(code), "{stop}: {}", terminal.shown());
-            assert_eq!(terminal.settings(), terminal.settings_at_first());
+            assert_eq!(terminal.settings(), terminal.initial_settings());
             terminal.expect("does not respond");
             if stop == "init" {
                 kill("CONT", &init);
@@ -282,7 +283,7 @@ fn commands_in_an_unresponsive_sandbox_can_be_interrupted(fixture: &SandboxFixtu
             }
         }
     }
-    // A command that handles the signal, and a live init, are left alone.
+    // A command that handles the signal is not killed if init responds.
     let line =
         "trap 'echo he''ard; sleep 3; exit 7' TERM; echo beg''un; while :; do sleep 0.1; done";
     let mut terminal = fixture.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);

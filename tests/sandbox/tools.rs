@@ -60,7 +60,7 @@ fn every_tool_runs_as_the_agent(fixture: &SandboxFixture) {
         &json!({ "pattern": "^one$", "path": "new" }),
     );
     assert_eq!(found["content"], "a.txt:1: one");
-    // The same user, network, limits and filters as any command.
+    // The tools have the same user, network, limits and filters as any command.
     let same = "id; pwd; cat /proc/self/status | grep -E '^(Cap|Seccomp:|NoNewPrivs)'";
     assert_eq!(
         bash(fixture, same).trim_end(),
@@ -141,7 +141,8 @@ fn timed_out_command_is_killed_and_background_processes_stay(fixture: &SandboxFi
 
 fn killed_workbench_is_restarted(fixture: &SandboxFixture) {
     fixture.create("fix");
-    // The parent of a command's process guard; lists of processes do not show it.
+    // The workbench is the parent of a command's process guard. Lists of processes in the sandbox
+    // do not show it.
     let served = || {
         bash(fixture, "cut -d' ' -f4 /proc/$PPID/stat")
             .trim_end()

@@ -59,7 +59,7 @@ mod needs_root {
     }
 }
 
-/// A host of the internet that is allowed, `allowed.test`.
+/// Starts a server for the allowed host `allowed.test`.
 fn internet(fixture: &SandboxFixture, more: &str) -> OriginServer {
     let ca = Ca::new("the internet");
     let origin = OriginServer::https(ca.identity(&["allowed.test"]), |request| {
@@ -86,7 +86,7 @@ fn internet(fixture: &SandboxFixture, more: &str) -> OriginServer {
 const WITHOUT_PROXY: &str =
     "env -u HTTP_PROXY -u HTTPS_PROXY -u http_proxy -u https_proxy -u NODE_USE_ENV_PROXY";
 
-/// Unsets every variable of ours.
+/// Unsets every variable that the sandbox sets.
 const WITHOUT_ENVIRONMENT: &str = "env -i PATH=\"$PATH\" HOME=\"$HOME\"";
 
 const CURL: &str = "curl -sS --max-time 60 https://allowed.test/hello";
@@ -96,8 +96,8 @@ const JAVA: &str = "import java.net.http.*; class Ask { public static void main(
     \"https://allowed.test/hello\")).build(); System.out.println(HttpClient.newHttpClient()\
     .send(ask, HttpResponse.BodyHandlers.ofString()).body()); } }";
 
-/// A program, the command that sends its request, its output, and whether it reads the system's
-/// certificates where no variable names any.
+/// Returns for each program its name, the command that sends a request, the expected output, and
+/// whether the program reads the system's certificates if no variable names them.
 fn programs() -> Vec<(&'static str, String, &'static str, bool)> {
     let python = "import urllib.request as r; \
                   print(r.urlopen('https://allowed.test/hello').read().decode())";
@@ -146,7 +146,7 @@ fn programs_trust_the_gate_with_and_without_proxy(fixture: &SandboxFixture) {
     let origin = internet(fixture, "");
     fixture.create("fix");
     let mut tried = 0;
-    for (program, line, says, looks_itself) in programs() {
+    for (program, line, expected, reads_system_certificates) in programs() {
         if !fixture
             .bash("fix", &format!("command -v {program}"))
             .status
@@ -154,15 +154,15 @@ fn programs_trust_the_gate_with_and_without_proxy(fixture: &SandboxFixture) {
         {
             continue;
         }
-        let ways: &[&str] = if looks_itself {
+        let prefixes: &[&str] = if reads_system_certificates {
             &["", WITHOUT_PROXY, WITHOUT_ENVIRONMENT]
         } else {
             &["", WITHOUT_PROXY]
         };
-        for prefix in ways {
+        for prefix in prefixes {
             let line = format!("{prefix} {line}");
             let before = origin.requests().len();
-            assert_eq!(fixture.stdout_of("fix", &line), says, "{line}");
+            assert_eq!(fixture.stdout_of("fix", &line), expected, "{line}");
             tried += 1;
             // The response came from the origin.
             if program != "openssl" {
@@ -193,7 +193,8 @@ fn java_trusts_the_gate(fixture: &SandboxFixture) {
         assert!(!fixture.bash("fix", &line).status.success(), "{line}");
     }
     assert_eq!(origin.requests().len(), found.lines().count());
-    // Issue 14, number 8: a new root is in the store of a sandbox that runs.
+    // Regression test for issue 14, item 8: a new root is added to the trust store of a running
+    // sandbox.
     let store = "sha256sum < /etc/palisade/truststore.jks";
     let before = fixture.stdout_of("fix", store);
     fixture.ok(&["ca", "rotate", "--yes"]);
@@ -215,30 +216,30 @@ fn refusal_is_readable_and_no_tls_error(fixture: &SandboxFixture) {
     }
 }
 
-fn inside(fixture: &SandboxFixture, name: &str) -> String {
+fn root_in_sandbox(fixture: &SandboxFixture, name: &str) -> String {
     fixture.stdout_of(name, "cat /etc/palisade/ca.pem")
 }
 
-fn exported(fixture: &SandboxFixture) -> String {
+fn exported_root(fixture: &SandboxFixture) -> String {
     fixture.ok(&["ca", "export"]).trim_end().to_owned()
 }
 
 fn rotated_root_keeps_old_sandboxes_working(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     let old = fixture.create("old");
-    let first = exported(fixture);
-    assert_eq!(inside(fixture, "old"), first);
+    let first = exported_root(fixture);
+    assert_eq!(root_in_sandbox(fixture, "old"), first);
     assert_eq!(fixture.stdout_of("old", CURL), "hello");
     fixture.ok(&["ca", "rotate", "--yes"]);
-    let second = exported(fixture);
+    let second = exported_root(fixture);
     assert_ne!(first, second);
     fixture.create("new");
-    let both_roots = inside(fixture, "old");
+    let both_roots = root_in_sandbox(fixture, "old");
     assert!(
         both_roots.contains(&first) && both_roots.contains(&second),
         "{both_roots}"
     );
-    assert_eq!(inside(fixture, "new"), second);
+    assert_eq!(root_in_sandbox(fixture, "new"), second);
     let both = |line: &str| {
         for name in ["old", "new"] {
             for prefix in ["", WITHOUT_PROXY, WITHOUT_ENVIRONMENT] {
@@ -256,16 +257,16 @@ fn rotated_root_keeps_old_sandboxes_working(fixture: &SandboxFixture) {
         (fixture.json(&["list"])[0]["status"] == "error").then_some(())
     });
     fixture.ok(&["resume", "old"]);
-    assert_eq!(inside(fixture, "old"), second);
+    assert_eq!(root_in_sandbox(fixture, "old"), second);
     both(CURL);
 }
 
-/// Writes the newest root of a sandbox to `/tmp/last.pem` inside.
+/// Command that writes the newest root of a sandbox to `/tmp/last.pem` in the sandbox.
 const LAST_ROOT: &str =
     "tac /etc/palisade/ca.pem | sed '/BEGIN CERTIFICATE/q' | tac > /tmp/last.pem";
 
-/// Asserts that a running sandbox has a root in every store, and that this root
-/// alone verifies.
+/// Asserts that a running sandbox has a root in every trust store, and that certificates verify
+/// with this root alone.
 fn assert_has_root(fixture: &SandboxFixture, name: &str, root: &str) {
     fixture.stdout_of(name, LAST_ROOT);
     assert_eq!(fixture.stdout_of(name, "cat /tmp/last.pem"), root, "{name}");
@@ -279,12 +280,12 @@ fn assert_has_root(fixture: &SandboxFixture, name: &str, root: &str) {
             "{prefix}"
         );
     }
-    // And by the name that OpenSSL looks up in a directory.
+    // OpenSSL also finds the root by its hash in the certificate directory.
     let line = "cat /etc/ssl/certs/$(openssl x509 -noout -hash -in /tmp/last.pem).0";
     assert!(fixture.stdout_of(name, line).contains(root), "{name}");
 }
 
-// Issue 14, number 8.
+// Regression test for issue 14, item 8.
 fn running_sandbox_receives_a_rotated_root(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     for name in ["one", "paused"] {
@@ -292,11 +293,11 @@ fn running_sandbox_receives_a_rotated_root(fixture: &SandboxFixture) {
         assert_eq!(fixture.stdout_of(name, CURL), "hello");
     }
     fixture.ok(&["pause", "paused"]);
-    let before = exported(fixture);
+    let before = exported_root(fixture);
     let bundle = "cat /etc/ssl/certs/ca-certificates.crt";
     let system = fixture.stdout_of("one", bundle).replace(&before, "");
     fixture.ok(&["ca", "rotate", "--yes"]);
-    let second = exported(fixture);
+    let second = exported_root(fixture);
     assert_has_root(fixture, "one", &second);
     let old = "sed '/END CERTIFICATE/q' /etc/palisade/ca.pem > /tmp/first.pem";
     fixture.stdout_of("one", old);
@@ -306,7 +307,7 @@ fn running_sandbox_receives_a_rotated_root(fixture: &SandboxFixture) {
         "hello",
         "the old root verifies"
     );
-    // Nothing else was lost or added.
+    // The other certificates are the same as before.
     let now = fixture.stdout_of("one", bundle);
     let rest = now.replace(&before, "").replace(&second, "");
     assert_eq!(rest.trim_end(), system.trim_end());
@@ -315,18 +316,19 @@ fn running_sandbox_receives_a_rotated_root(fixture: &SandboxFixture) {
     // A root that was rotated while no gate ran: the next gate distributes it.
     fixture.ok(&["pause", "one"]);
     fixture.ok(&["ca", "rotate", "--yes"]);
-    let third = exported(fixture);
+    let third = exported_root(fixture);
     assert_has_root(fixture, "paused", &third);
     fixture.ok(&["gate", "restart"]);
     fixture.ok(&["resume", "one"]);
     assert_has_root(fixture, "one", &third);
 }
 
-// Issue 14, number 8. The gate's clock cannot be moved; the end of its root can.
+// Regression test for issue 14, item 8. The test cannot change the gate's clock, so it changes the
+// end of the root's validity.
 fn gate_renews_its_root_before_expiry(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     fixture.create("fix");
-    let first = exported(fixture);
+    let first = exported_root(fixture);
     fixture.ok(&["gate", "stop"]);
     let file = fixture.gate_dir.state().join("authority.json");
     let kept = std::fs::read_to_string(&file).unwrap();
@@ -338,7 +340,8 @@ fn gate_renews_its_root_before_expiry(fixture: &SandboxFixture) {
     std::fs::write(&file, kept.to_string()).unwrap();
     fixture.ok(&["gate", "start"]);
     let gate = fixture.gate();
-    // On disk, where every gate reads it: no command makes this gate look.
+    // The root is changed on disk. No command makes the running gate read it, so the gate must
+    // check by itself.
     let public = fixture.gate_dir.state().join("ca.pem");
     let root = || {
         std::fs::read_to_string(&public)
@@ -348,7 +351,7 @@ fn gate_renews_its_root_before_expiry(fixture: &SandboxFixture) {
     };
     wait::until("a new root", || (root() != first).then_some(()));
     wait::until("the new root in force", || {
-        (exported(fixture) == root()).then_some(())
+        (exported_root(fixture) == root()).then_some(())
     });
     assert_eq!(fixture.gate(), gate, "by the gate that ran already");
     assert_has_root(fixture, "fix", &root());
@@ -406,18 +409,18 @@ fn agent_cannot_change_the_trust_files_of_the_host(fixture: &SandboxFixture) {
          echo x > $at/new; done",
     );
     assert_eq!(trusted_by_the_host(), before);
-    // The agent cannot change the files that tell programs of the gate either.
-    assert_eq!(inside(fixture, "fix"), exported(fixture));
+    // The agent cannot change the files with the gate's certificate either.
+    assert_eq!(root_in_sandbox(fixture, "fix"), exported_root(fixture));
     fixture.stdout_of("fix", "test ! -e /etc/palisade/new");
     fixture.create("other");
     let bundle = fixture.stdout_of("other", "cat /etc/ssl/certs/ca-certificates.crt");
-    assert!(bundle.ends_with(&exported(fixture)), "{bundle}");
+    assert!(bundle.ends_with(&exported_root(fixture)), "{bundle}");
 }
 
 fn custom_rootfs_trusts_the_gate(fixture: &SandboxFixture) {
     let tree = fixture.gate_dir.path().join("tree");
     let at = |name: &str| tree.join(name);
-    // As on Fedora: links between directories, and a link where the bundle is.
+    // As on Fedora, directories are links, and the bundle is a link.
     for name in ["bin", "etc/ssl", "etc/pki/tls/certs", "etc/pki/extracted"] {
         std::fs::create_dir_all(at(name)).unwrap();
     }
@@ -448,7 +451,7 @@ fn custom_rootfs_trusts_the_gate(fixture: &SandboxFixture) {
         );
         output::stdout(&output).trim_end().to_owned()
     };
-    let root = exported(fixture);
+    let root = exported_root(fixture);
     assert_eq!(run("/etc/palisade/ca.pem"), root);
     for gate_dir in [
         "/etc/ssl/certs/ca-certificates.crt",
@@ -466,7 +469,8 @@ fn custom_rootfs_trusts_the_gate(fixture: &SandboxFixture) {
     );
 }
 
-/// A sandbox whose agent is root inside, as it always is for a user with subids.
+/// Creates a sandbox whose agent is root in the sandbox. The fixture does that anyway for a user
+/// with subordinate ids.
 fn create_as_root(fixture: &SandboxFixture, name: &str) {
     match fixture.gate_dir.operator() {
         Operator::SubidUser => fixture.ok(&["create", name]),
@@ -493,13 +497,14 @@ fn rebuilt_certificate_bundle_has_the_gates_root(fixture: &SandboxFixture) {
         );
     }
     let bundle = fixture.stdout_of("fix", "cat /etc/ssl/certs/ca-certificates.crt");
-    assert!(bundle.contains(&exported(fixture)));
+    assert!(bundle.contains(&exported_root(fixture)));
 }
 
 fn fork_trusts_the_gate_despite_altered_certificate_files(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     create_as_root(fixture, "one");
-    // As root inside the agent can, and a fork starts with its files.
+    // An agent that is root in the sandbox can change the files, and a fork starts with these
+    // files.
     fixture.bash(
         "one",
         "mv /etc/palisade /etc/other; ln -s /workspace /etc/palisade; \
@@ -509,7 +514,7 @@ fn fork_trusts_the_gate_despite_altered_certificate_files(fixture: &SandboxFixtu
     fixture.ok(&["fork", "one", "two"]);
     fixture.ok(&["restore", "--yes", "one", "early"]);
     for name in ["one", "two"] {
-        assert_eq!(inside(fixture, name), exported(fixture));
+        assert_eq!(root_in_sandbox(fixture, name), exported_root(fixture));
         let line = format!("{CURL} --cacert /etc/palisade/ca.pem");
         assert_eq!(fixture.stdout_of(name, &line), "hello");
     }

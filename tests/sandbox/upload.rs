@@ -10,7 +10,7 @@ for_every_operator!(upload_skips_palisades_state_directory);
 
 fn upload_skips_palisades_state_directory(fixture: &SandboxFixture) {
     fixture.create("fix");
-    // The operator's home: the repository, the configuration and our state directory.
+    // The operator's home has the repository, the configuration and the gate's state directory.
     let home = fixture.gate_dir.path();
     let output = fixture.run(&["upload", "fix", home.to_str().unwrap(), "home"]);
     assert!(output.status.success(), "{}", describe(&output));

@@ -1,4 +1,4 @@
-//! docs/observability.md compared with the metrics of the binary: its catalogue is complete, and
+//! Compares docs/observability.md with the metrics of the binary: the page lists every metric, and
 //! its alerts can fire.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
-use crate::shared_network::{Net, net_of};
+use crate::shared_network::{Net, create_net_with};
 use crate::traffic_fixture::TrafficFixture;
 
 const PAGE: &str = include_str!("../../docs/observability.md");
@@ -37,7 +37,7 @@ fn read_sample(line: &str) -> Sample {
     }
 }
 
-/// `a="b",c="d"`; no value here holds a quote or a comma.
+/// Parses labels of the form `a="b",c="d"`. The values contain no quotes and no commas.
 fn read_labels(text: &str) -> BTreeMap<String, String> {
     let pairs = text.split(',').filter(|pair| !pair.is_empty());
     let pairs = pairs.map(|pair| pair.split_once('=').unwrap());
@@ -65,8 +65,9 @@ impl Selector {
         self.name == sample.name
             && self.matchers.iter().all(|(label, pattern)| {
                 let value = sample.labels.get(label).map_or("", String::as_str);
-                let alike = |(expected, found): (char, char)| expected == '.' || expected == found;
-                value.len() == pattern.len() && pattern.chars().zip(value.chars()).all(alike)
+                let matches =
+                    |(expected, found): (char, char)| expected == '.' || expected == found;
+                value.len() == pattern.len() && pattern.chars().zip(value.chars()).all(matches)
             })
     }
 }
@@ -76,8 +77,8 @@ fn alerts() -> BTreeMap<String, Alert> {
     let mut alerts = BTreeMap::new();
     let mut name = "";
     for line in PAGE.lines().map(str::trim) {
-        if let Some(named) = line.strip_prefix("- alert: ") {
-            name = named;
+        if let Some(alert_name) = line.strip_prefix("- alert: ") {
+            name = alert_name;
         } else if let Some(expression) = line.strip_prefix("expr: ") {
             alerts.insert(name.to_owned(), read_alert(expression));
         }
@@ -95,11 +96,11 @@ fn read_alert(expression: &str) -> Alert {
             let (matchers, _) = rest.split_once('}').unwrap();
             matchers
         });
-        let matchers = matchers.split(',').filter(|one| !one.is_empty());
-        let matchers = matchers.map(|one| {
-            let (label, pattern) = one.split_once('=').unwrap();
+        let matchers = matchers.split(',').filter(|matcher| !matcher.is_empty());
+        let matchers = matchers.map(|matcher| {
+            let (label, pattern) = matcher.split_once('=').unwrap();
             let pattern = pattern.trim_start_matches('~').trim_matches('"');
-            assert!(pattern.chars().all(|c| is_name(c) || c == '.'), "{one}");
+            assert!(pattern.chars().all(|c| is_name(c) || c == '.'), "{matcher}");
             (label.to_owned(), pattern.to_owned())
         });
         selectors.push(Selector {
@@ -117,14 +118,14 @@ fn read_alert(expression: &str) -> Alert {
     }
 }
 
-/// Traffic that meets the condition of every alert: responses of status 5xx, a git host that
-/// fails, requests over the rate, and an open circuit breaker.
+/// A network with traffic that meets the condition of every alert: responses of status 5xx, a git
+/// host that fails, requests over the rate, and an open circuit breaker.
 fn net_with_failures() -> (Net, [OriginServer; 3]) {
     let fixture = TrafficFixture::new();
     let forge = fixture.https(&["github.com"], |_| OriginReply::status(502));
     let failing = OriginServer::http(|_| OriginReply::status(500));
     let slow = OriginServer::http(|_| OriginReply::text("hello"));
-    let net = net_of(fixture, |rules| {
+    let net = create_net_with(fixture, |rules| {
         rules
             .allow("github.com")
             .at("github.com", forge.address())
@@ -220,13 +221,13 @@ fn catalogue() -> BTreeMap<String, BTreeSet<String>> {
     rows.collect()
 }
 
-/// The metrics of tool calls have a page of their own.
+/// Whether this page lists the metric. The metrics of tool calls have their own page.
 fn is_catalogued(name: &str) -> bool {
     name.starts_with("proxy_") || name.starts_with("palisade_")
 }
 
 /// Metrics that have no series, and are not declared, before their first event.
-const UNSEEN: [&str; 3] = [
+const INITIALLY_ABSENT: [&str; 3] = [
     "palisade_task_restarts_total",
     "proxy_dns_queries_total",
     "proxy_git_push_blocked_total",
@@ -238,7 +239,7 @@ fn observability_page_lists_every_metric_with_its_labels() {
     let (net, _origins) = net_with_failures();
     let catalogue = catalogue();
     let metrics = net.fixture.metrics();
-    let mut found: BTreeSet<String> = UNSEEN.map(str::to_owned).into();
+    let mut found: BTreeSet<String> = INITIALLY_ABSENT.map(str::to_owned).into();
     for line in metrics.lines() {
         let Some(declared) = line.strip_prefix("# TYPE ") else {
             continue;

@@ -4,9 +4,10 @@ use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe};
 
+/// The commit of the branch `main`.
 const HEAD: &str = "0123456789abcdef0123456789abcdef01234567";
 
-fn answer(request: &OriginRequest) -> OriginReply {
+fn reply_to(request: &OriginRequest) -> OriginReply {
     match request.path() {
         "/app.git/info/refs" => OriginReply::text(format!("{HEAD}\trefs/heads/main\n"))
             .header("content-type", "text/plain"),
@@ -15,16 +16,17 @@ fn answer(request: &OriginRequest) -> OriginReply {
     }
 }
 
-/// Without proxy variables, and with them.
+/// Shell commands that remove or set the proxy variables.
 const PROXY_SETTINGS: [&str; 2] = [
     "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY all_proxy;",
     "export http_proxy=http://192.0.0.1:8080 https_proxy=http://192.0.0.1:8080;",
 ];
 
+/// Runs `check` once without and once with proxy variables.
 fn with_each_proxy_setting(check: impl Fn(&Agent<'_>, &str)) {
     let fixture = TrafficFixture::new();
-    let api = fixture.https(&["api.example"], answer);
-    let web = OriginServer::http(answer);
+    let api = fixture.https(&["api.example"], reply_to);
+    let web = OriginServer::http(reply_to);
     let rules = Rules::new()
         .allow("api.example")
         .allow("web.example")
@@ -40,7 +42,7 @@ fn with_each_proxy_setting(check: impl Fn(&Agent<'_>, &str)) {
 
 /// A program must exist where these tests run; `./test` installs it.
 #[track_caller]
-fn needs(agent: &Agent<'_>, program: &str) {
+fn require_program(agent: &Agent<'_>, program: &str) {
     let found = agent.bash(&format!("command -v {program}"));
     assert!(
         found.status.success(),
@@ -67,7 +69,7 @@ fn curl_gets_allowed_responses_and_refusal_reasons() {
 #[test]
 fn curl_uses_http2_to_the_gate_and_upstream() {
     let fixture = TrafficFixture::new();
-    let api = fixture.https(&["api.example"], answer);
+    let api = fixture.https(&["api.example"], reply_to);
     fixture.write(
         &Rules::new()
             .allow("api.example")
@@ -80,15 +82,15 @@ fn curl_uses_http2_to_the_gate_and_upstream() {
     let printed = agent
         .stdout_of("curl -sS --http1.1 -o /dev/null -w '%{http_version}' https://api.example/");
     assert_eq!(printed, "1.1");
-    for seen in api.requests() {
-        assert_eq!(seen.version, http::Version::HTTP_2, "{seen:?}");
+    for request in api.requests() {
+        assert_eq!(request.version, http::Version::HTTP_2, "{request:?}");
     }
 }
 
 #[test]
 fn wget_gets_allowed_responses() {
     with_each_proxy_setting(|agent, environment| {
-        needs(agent, "wget");
+        require_program(agent, "wget");
         for url in ["http://web.example/", "https://api.example/"] {
             let printed = agent.stdout_of(&format!(
                 "{environment} wget -q --ca-certificate=$HOME/gate.pem -O - {url}"
@@ -105,7 +107,7 @@ fn wget_gets_allowed_responses() {
 #[test]
 fn static_program_without_proxy_support_gets_allowed_responses() {
     with_each_proxy_setting(|agent, _| {
-        needs(agent, "busybox");
+        require_program(agent, "busybox");
         let printed = agent.stdout_of("env -i busybox wget -q -O - http://web.example/");
         assert_eq!(printed, "hello GET");
         let output = agent.bash("env -i busybox wget -q -O - http://evil.example/");
@@ -187,7 +189,7 @@ fn python_requests_gets_allowed_responses() {
 #[test]
 fn node_fetch_gets_allowed_responses() {
     with_each_proxy_setting(|agent, environment| {
-        needs(agent, "node");
+        require_program(agent, "node");
         let get = |url: &str| {
             agent.stdout_of(&format!(
                 "{environment} node -e 'fetch(\"{url}\").then(async (r) => console.log(r.status, await r.text()))'"
@@ -209,7 +211,7 @@ fn node_fetch_gets_allowed_responses() {
 #[test]
 fn openssl_sees_a_certificate_for_the_requested_name_only() {
     with_each_proxy_setting(|agent, _| {
-        needs(agent, "openssl");
+        require_program(agent, "openssl");
         for name in ["api.example", "evil.example"] {
             let printed = agent.stdout_of(&format!(
                 "openssl s_client -connect {name}:443 -servername {name} -verify_return_error \

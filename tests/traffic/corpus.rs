@@ -16,7 +16,7 @@ use testkit::resolver::{self, RecordData, Resolver, record};
 use self::requests::REQUESTS;
 use crate::traffic_fixture::{Agent, TrafficFixture};
 
-/// The rules that the tables are decided by. `{…}` are filled in by [`Net::start`].
+/// Configuration of the gate. [`Net::start`] fills in the `{…}`.
 const CONFIG: &str = r#"version: "1.0"
 {policies}
 egress:
@@ -81,7 +81,7 @@ git:
   hosts: [forge.example]
 "#;
 
-/// Limits that decide the same independent of time.
+/// Limits whose result does not depend on the duration of a test.
 const POLICY: &str = "rate_limits:
   per_upstream:
     limited.example: {requests_per_second: 0.0001, burst_size: 2}
@@ -97,6 +97,7 @@ const BUNDLES: &str = "policies:
     - {id: watch, path: ./watch, entrypoint: http/authz, mode: log}
 ";
 
+/// The policy of the bundle that decides.
 const AUTHZ: &str = r#"package http.authz
 
 default decision := {"action": "allow"}
@@ -113,6 +114,7 @@ decision := {"action": "block", "reason": "Not unread."} if {
 }
 "#;
 
+/// The policy of the bundle that only records.
 const WATCH: &str = r#"package http.authz
 
 default decision := {"action": "allow"}
@@ -127,7 +129,7 @@ const CONTAINERS: [(&str, &str); 3] = [
     ("three", "127.0.0.4"),
 ];
 
-/// A gate, a small internet, and a shared network.
+/// A gate with fake origins and a shared network.
 struct Net {
     fixture: TrafficFixture,
     proxy: Port,
@@ -174,7 +176,7 @@ impl Net {
         // A listener that closes what it accepts.
         let dead = OriginServer::raw(|stream, _| drop(stream));
         let resolver = Resolver::start();
-        resolver.set_reply("open.example", 1, address("open.example"));
+        resolver.set_reply("open.example", 1, address_reply("open.example"));
         let proxy = Port::take();
         let root = fixture.gate_dir.path();
         for (name, text) in [("authz", AUTHZ), ("watch", WATCH)] {
@@ -200,7 +202,7 @@ impl Net {
         }
     }
 
-    /// Registers the containers of the shared network, which loopback stands for.
+    /// Registers the containers of the shared network, which have loopback addresses.
     fn register_containers(&self) {
         for (id, ip) in CONTAINERS {
             let args = ["registry", "add", id, "--ip", ip, "--repo", "acme/app"];
@@ -224,7 +226,7 @@ impl Net {
         outcome(&output)
     }
 
-    /// Adds to the section `dns`, and restarts the gate.
+    /// Adds a setting to the section `dns` and restarts the gate.
     fn set_dns(&self, line: &str) {
         let config = std::fs::read_to_string(self.fixture.gate_dir.config()).unwrap();
         let config = config.replace("dns: {", &format!("dns: {{{line}, "));
@@ -237,11 +239,12 @@ impl Net {
     }
 }
 
-fn address(name: &str) -> resolver::DnsReply {
+fn address_reply(name: &str) -> resolver::DnsReply {
     let address = std::net::Ipv4Addr::new(203, 0, 113, 7);
     resolver::DnsReply::Records(vec![record(name, RecordData::A(address))])
 }
 
+/// Command line of curl, which prints the body and two statuses.
 const CURL: &str = "curl -sS --max-time 60 -w '\\n%{http_connect} %{http_code}'";
 
 /// The result of curl: whether it succeeded, the status of CONNECT and of the response, and the
@@ -278,11 +281,11 @@ fn replay(corpus: &mut Corpus, entry: &Entry, curl: impl Fn(&str) -> String) {
             continue;
         }
         let Entry {
-            name: way,
+            name: entry_name,
             scheme,
             arguments,
         } = entry;
-        corpus.case(&format!("{way}: {name}"), || {
+        corpus.case(&format!("{entry_name}: {name}"), || {
             curl(&format!("{arguments} {more} '{scheme}://{host}{path}'"))
         });
     }

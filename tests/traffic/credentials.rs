@@ -358,7 +358,7 @@ fn seed_003_line_05_real_credential_from_sandbox_and_registered_container() {
             .allow("api.anthropic.com")
             .at("api.anthropic.com", api.address())
     };
-    let net = crate::shared_network::net_of_started(fixture, rules, |fixture| {
+    let net = crate::shared_network::create_net_started_by(fixture, rules, |fixture| {
         start_with(fixture, "ANTHROPIC_API_KEY", SECRET);
     });
     let agent = net.fixture.create("fix");

@@ -1,4 +1,4 @@
-//! Upstreams that answer before the end of a request, and those with long response heads.
+//! Upstreams that respond before the end of a request, and upstreams with long response heads.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,6 +11,7 @@ use testkit::wait;
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, may_enter};
 
+/// Time in which the gate must close a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn with_agent(
@@ -25,7 +26,7 @@ fn with_agent(
     check(&without, &web, &agent);
 }
 
-/// Reads the head of a request, if one arrives.
+/// Reads a request head. Returns false if the connection ends before the head is complete.
 fn read_request_head(stream: &mut TcpStream) -> bool {
     loop {
         match http::read_line(&mut *stream) {
@@ -37,7 +38,7 @@ fn read_request_head(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn early_response_of_a_closing_upstream_is_passed_on() {
+fn early_response_of_a_closing_upstream_is_forwarded() {
     let serve = |mut stream: TcpStream, _| {
         if read_request_head(&mut stream) {
             let written = stream.write_all(
@@ -64,8 +65,8 @@ fn upload_after_its_response_ends_when_its_rule_is_revoked() {
     if !may_enter() {
         return;
     }
-    let (received, cut) = (Latch::new(), Latch::new());
-    let latches = (received.clone(), cut.clone());
+    let (received, closed) = (Latch::new(), Latch::new());
+    let latches = (received.clone(), closed.clone());
     let serve = move |mut stream: TcpStream, _| {
         if !read_request_head(&mut stream) {
             return;
@@ -85,7 +86,7 @@ fn upload_after_its_response_ends_when_its_rule_is_revoked() {
         latches.1.open();
     };
     with_agent(serve, |without, _, agent| {
-        let mut stream = agent.inside().port(80);
+        let mut stream = agent.namespace().port(80);
         stream
             .write_all(
                 b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -94,13 +95,16 @@ fn upload_after_its_response_ends_when_its_rule_is_revoked() {
         let answer = http::read_response(&mut stream).unwrap();
         assert_eq!(answer.text(), "early");
         stream.write_all(b"4\r\nlate\r\n").unwrap();
-        wait::until("the upstream to receive it", || {
+        wait::until("the upstream to receive the chunk", || {
             received.is_open().then_some(())
         });
-        assert!(!cut.is_open(), "the upload continues while it is allowed");
+        assert!(
+            !closed.is_open(),
+            "the upload continues while it is allowed"
+        );
         agent.fixture.reload(without);
-        wait::until("the upload to be cut", || cut.is_open().then_some(()));
-        assert!(inside::ends(&mut stream, CLOSE_TIMEOUT));
+        wait::until("the upload to be closed", || closed.is_open().then_some(()));
+        assert!(inside::closes_within(&mut stream, CLOSE_TIMEOUT));
     });
 }
 

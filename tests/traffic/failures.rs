@@ -5,7 +5,7 @@ use testkit::{output, wait};
 
 use crate::traffic_fixture::{Rules, TrafficFixture, describe, text};
 
-/// The sum of a metric's series with that label.
+/// The sum of a metric's series with this label.
 fn count(fixture: &TrafficFixture, metric: &str, label: &str) -> f64 {
     let metrics = fixture.metrics();
     let lines = metrics
@@ -26,7 +26,9 @@ fn with_unreachable_upstream() -> (TrafficFixture, Port) {
     (fixture, port)
 }
 
+/// Metric and label that count refusals, by verdict.
 const DENIED: (&str, &str) = ("proxy_request_duration_seconds_count", "verdict=\"deny\"");
+/// Metric and label that count refusals, by upstream.
 const REFUSED: (&str, &str) = ("proxy_requests_total", "upstream=\"refused\"");
 
 // Issue 14, number 12.
@@ -39,11 +41,11 @@ fn client_and_upstream_failures_are_not_counted_as_refusals() {
         .refused(502, "connect_failed");
     // A TLS hello that ends after its first bytes.
     agent.stdout_of("exec 3<>/dev/tcp/192.0.2.1/443; printf '\\x16\\x03\\x01' >&3; exec 3>&-");
-    let left = || {
+    let find_record = || {
         let mut records = fixture.records().into_iter();
-        records.find(|one| one["reason"] == "client_left")
+        records.find(|record| record["reason"] == "client_left")
     };
-    let left = wait::until("a record of the client that left", left);
+    let left = wait::until("a record of the disconnected client", find_record);
     assert_eq!(left["verdict"], serde_json::Value::Null, "{left}");
     let record = fixture.record(&failed);
     assert_eq!(record["verdict"], "allow", "{record}");
@@ -61,7 +63,7 @@ fn client_and_upstream_failures_are_not_counted_as_refusals() {
     for (metric, label) in [DENIED, REFUSED] {
         assert_eq!(count(&fixture, metric, label), 0.0, "{metric}");
     }
-    // What is refused still counts.
+    // A refused request still counts.
     let refused = agent
         .curl("http://evil.example/")
         .refused(403, "host_denied");
@@ -85,7 +87,8 @@ fn summary_of_a_run_lists_failed_upstreams_apart_from_refusals() {
     assert_eq!(text(&value["failed"][0]["host"]), "api.example", "{value}");
     assert_eq!(value["failed"][0]["count"], 1, "{value}");
     let reached = value["reached"].as_array().unwrap();
-    let is_api = |one: &serde_json::Value| one["host"] == "api.example" && one["port"] == 80;
+    let is_api =
+        |endpoint: &serde_json::Value| endpoint["host"] == "api.example" && endpoint["port"] == 80;
     assert!(!reached.iter().any(is_api), "{value}");
 
     let output = fixture.run(&[&run[..], &command].concat());

@@ -8,6 +8,7 @@ use testkit::origin::{OriginReply, OriginServer};
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
+/// Time in which the gate must close a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
@@ -23,10 +24,10 @@ fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
         .at("web.example", web.address());
     fixture.write(&rules);
     let agent = fixture.create("fix");
-    check(&web, &agent, &agent.inside());
+    check(&web, &agent, &agent.namespace());
 }
 
-/// A head of those lines, after one that names the host.
+/// A request head with these lines after the Host header.
 fn head(lines: &[&str]) -> String {
     let lines = lines.join("\r\n");
     format!("POST /x HTTP/1.1\r\nHost: web.example\r\n{lines}\r\n\r\n")
@@ -34,7 +35,7 @@ fn head(lines: &[&str]) -> String {
 
 #[test]
 fn ambiguous_heads_are_refused_with_400_and_audited() {
-    with_agent(|web, agent, inside| {
+    with_agent(|web, agent, namespace| {
         let chunks = "0\r\n\r\n";
         let cases = [
             (
@@ -140,12 +141,12 @@ fn ambiguous_heads_are_refused_with_400_and_audited() {
             ),
         ];
         for (what, bytes) in &cases {
-            let mut stream = inside.port(80);
+            let mut stream = namespace.port(80);
             let answer = exchange(&mut stream, bytes);
             assert_eq!(answer.status, 400, "{what}: {answer:?} {}", answer.text());
             let id = refusal(&answer, 400, "framing");
             assert!(
-                inside::ends(&mut stream, CLOSE_TIMEOUT),
+                inside::closes_within(&mut stream, CLOSE_TIMEOUT),
                 "{what}: still open"
             );
             let record = agent.fixture.record(&id);
@@ -161,7 +162,7 @@ fn ambiguous_heads_are_refused_with_400_and_audited() {
 
 #[test]
 fn malformed_chunk_aborts_the_request_and_closes_the_connection() {
-    with_agent(|web, agent, inside| {
+    with_agent(|web, agent, namespace| {
         let smuggled = get("web.example", "/smuggled");
         for body in [
             "5\r\nhelloX\r\n0\r\n\r\n",
@@ -176,7 +177,7 @@ fn malformed_chunk_aborts_the_request_and_closes_the_connection() {
             "5;extension=1\r\nhello\r\n0\r\n\r\n",
             "5;a\nb\r\nhello\r\n0\r\n\r\n",
         ] {
-            let mut stream = inside.port(80);
+            let mut stream = namespace.port(80);
             let bytes = head(&["Transfer-Encoding: chunked"]) + body + &smuggled;
             stream.write_all(bytes.as_bytes()).unwrap();
             let answer = testkit::http::read_response(&mut stream);
@@ -188,12 +189,12 @@ fn malformed_chunk_aborts_the_request_and_closes_the_connection() {
                 );
             }
             assert!(
-                inside::ends(&mut stream, CLOSE_TIMEOUT),
+                inside::closes_within(&mut stream, CLOSE_TIMEOUT),
                 "{body:?}: still open"
             );
         }
-        let seen = web.requests();
-        assert!(seen.is_empty(), "{seen:?}");
+        let requests = web.requests();
+        assert!(requests.is_empty(), "{requests:?}");
         let count = || {
             let records = agent.fixture.records().into_iter();
             let faults = records.filter(|record| record["reason"] == "framing");
@@ -205,10 +206,10 @@ fn malformed_chunk_aborts_the_request_and_closes_the_connection() {
 
 #[test]
 fn pipelined_requests_are_each_answered() {
-    with_agent(|web, _, inside| {
-        let mut stream = inside.port(80);
-        let both = head(&["Content-Length: 5"]) + "hello" + &get("web.example", "/second");
-        assert_eq!(exchange(&mut stream, both).text(), "/x 5");
+    with_agent(|web, _, namespace| {
+        let mut stream = namespace.port(80);
+        let two_requests = head(&["Content-Length: 5"]) + "hello" + &get("web.example", "/second");
+        assert_eq!(exchange(&mut stream, two_requests).text(), "/x 5");
         let second = testkit::http::read_response(&mut stream).unwrap();
         assert_eq!(second.text(), "/second 0");
         let chunked = head(&["Transfer-Encoding: chunked"]) + "5\r\nhello\r\n0\r\n\r\n";
@@ -226,7 +227,7 @@ fn pipelined_requests_are_each_answered() {
 
 #[test]
 fn hop_by_hop_headers_are_removed_and_protect_other_headers() {
-    with_agent(|web, _, inside| {
+    with_agent(|web, _, namespace| {
         let lines = [
             "Connection: x-mine, authorization, host, content-length, content-type, cookie",
             "Keep-Alive: timeout=5",
@@ -243,11 +244,11 @@ fn hop_by_hop_headers_are_removed_and_protect_other_headers() {
             "Content-Length: 5",
         ];
         assert_eq!(
-            exchange(inside.port(80), head(&lines) + "hello").status,
+            exchange(namespace.port(80), head(&lines) + "hello").status,
             200
         );
-        let seen = &web.requests()[0];
-        for gone in [
+        let request = &web.requests()[0];
+        for removed in [
             "x-mine",
             "keep-alive",
             "proxy-connection",
@@ -257,7 +258,7 @@ fn hop_by_hop_headers_are_removed_and_protect_other_headers() {
             "http2-settings",
             "transfer-encoding",
         ] {
-            assert_eq!(seen.header(gone), None, "{seen:?}");
+            assert_eq!(request.header(removed), None, "{request:?}");
         }
         for (kept, value) in [
             ("x-kept", "1"),
@@ -267,25 +268,25 @@ fn hop_by_hop_headers_are_removed_and_protect_other_headers() {
             ("content-length", "5"),
             ("host", "web.example"),
         ] {
-            assert_eq!(seen.header(kept), Some(value), "{seen:?}");
+            assert_eq!(request.header(kept), Some(value), "{request:?}");
         }
     });
 }
 
 #[test]
 fn endless_request_head_is_refused() {
-    with_agent(|web, _, inside| {
+    with_agent(|web, _, namespace| {
         let long = format!("X-Long: {}", "a".repeat(200 * 1024));
-        let answer = exchange(inside.port(80), head(&[&long]));
+        let answer = exchange(namespace.port(80), head(&[&long]));
         assert!(matches!(answer.status, 400 | 431), "{answer:?}");
         let many: String = (0..20_000).map(|n| format!("X-{n}: 1\r\n")).collect();
-        let answer = exchange(inside.port(80), head(&[many.trim_end()]));
+        let answer = exchange(namespace.port(80), head(&[many.trim_end()]));
         assert!(matches!(answer.status, 400 | 431), "{answer:?}");
         let target = format!(
             "GET /{} HTTP/1.1\r\nHost: web.example\r\n\r\n",
             "a".repeat(200 * 1024)
         );
-        let answer = exchange(inside.port(80), target);
+        let answer = exchange(namespace.port(80), target);
         assert!(matches!(answer.status, 400 | 414 | 431), "{answer:?}");
         assert!(web.requests().is_empty());
     });

@@ -14,7 +14,7 @@ use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_en
 /// Time limit for closing a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// api.example and its twin are allowed over TLS, web.example without.
+/// The origins: `api` serves api.example and twin.example over TLS, `web` serves web.example.
 struct Origins {
     api: OriginServer,
     web: OriginServer,
@@ -44,19 +44,19 @@ fn with_agent(check: impl FnOnce(&Origins, &Agent<'_>, &NetNamespace)) {
         .egress("timeouts: {header: 5s}");
     fixture.write(&rules);
     let agent = fixture.create("fix");
-    check(&net, &agent, &agent.inside());
+    check(&net, &agent, &agent.namespace());
 }
 
 impl Origins {
     /// Asserts that no request reached an origin.
     #[track_caller]
     fn assert_untouched(&self) {
-        let seen = [self.api.requests(), self.web.requests()].concat();
-        assert!(seen.is_empty(), "{seen:?}");
+        let requests = [self.api.requests(), self.web.requests()].concat();
+        assert!(requests.is_empty(), "{requests:?}");
     }
 }
 
-/// Sends CONNECT. The stream is the tunnel after a success.
+/// Sends CONNECT and reads the response. After a success the stream is the tunnel.
 fn connect(mut stream: &TcpStream, to: &str) -> HttpResponse {
     let request = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
@@ -68,47 +68,52 @@ fn connect(mut stream: &TcpStream, to: &str) -> HttpResponse {
     answer
 }
 
-/// A tunnel through the proxy.
-fn tunnel(inside: &NetNamespace, to: &str) -> TcpStream {
-    let stream = inside.port(8080);
+/// Opens a tunnel through the proxy.
+fn tunnel(namespace: &NetNamespace, to: &str) -> TcpStream {
+    let stream = namespace.port(8080);
     let answer = connect(&stream, to);
     assert_eq!(answer.status, 200, "{to}: {answer:?} {}", answer.text());
     stream
 }
 
-/// The response to a request over TLS in a tunnel.
-fn in_tunnel(inside: &NetNamespace, to: &str, hello: Option<&str>, request: &str) -> HttpResponse {
+/// Sends a request over TLS in a tunnel and returns the response.
+fn in_tunnel(
+    namespace: &NetNamespace,
+    to: &str,
+    hello: Option<&str>,
+    request: &str,
+) -> HttpResponse {
     exchange(
-        inside::tls(tunnel(inside, to), hello, &["http/1.1"]),
+        inside::tls(tunnel(namespace, to), hello, &["http/1.1"]),
         request,
     )
 }
 
 #[test]
 fn matching_connect_sni_and_host_pass() {
-    with_agent(|net, _, inside| {
+    with_agent(|net, _, namespace| {
         let same = [
             ("api.example:443", Some("api.example"), "api.example"),
             ("API.example.:443", Some("api.example"), "Api.Example:443"),
             ("api.example:443", None, "api.example"),
         ];
         for (to, hello, host) in same {
-            let answer = in_tunnel(inside, to, hello, &get(host, "/"));
+            let answer = in_tunnel(namespace, to, hello, &get(host, "/"));
             assert_eq!(answer.text(), "api", "{to} {hello:?} {host}: {answer:?}");
         }
         assert_eq!(net.api.requests().len(), same.len());
         // The checked name is the one that is sent upstream.
-        for seen in net.api.requests() {
-            let authority = seen.uri.authority().map(ToString::to_string);
-            let authority = authority.or_else(|| seen.header("host").map(ToOwned::to_owned));
-            assert_eq!(authority.as_deref(), Some("api.example"), "{seen:?}");
+        for request in net.api.requests() {
+            let authority = request.uri.authority().map(ToString::to_string);
+            let authority = authority.or_else(|| request.header("host").map(ToOwned::to_owned));
+            assert_eq!(authority.as_deref(), Some("api.example"), "{request:?}");
         }
     });
 }
 
 #[test]
 fn differing_connect_sni_and_host_get_421_and_close() {
-    with_agent(|net, agent, inside| {
+    with_agent(|net, agent, namespace| {
         for (to, hello, host) in [
             // Both names are allowed, but they must agree.
             ("api.example:443", Some("twin.example"), "api.example"),
@@ -121,12 +126,12 @@ fn differing_connect_sni_and_host_get_421_and_close() {
             ("api.example:443", Some("api.example"), "api.example:80"),
             ("api.example:8443", Some("api.example"), "api.example"),
         ] {
-            let mut stream = inside::tls(tunnel(inside, to), hello, &["http/1.1"]);
+            let mut stream = inside::tls(tunnel(namespace, to), hello, &["http/1.1"]);
             let answer = exchange(&mut stream, get(host, "/"));
             let id = refusal(&answer, 421, "name_mismatch");
             // An idle connection would close later.
             assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
-            let closed = inside::ends(&mut stream, CLOSE_TIMEOUT);
+            let closed = inside::closes_within(&mut stream, CLOSE_TIMEOUT);
             assert!(closed, "{to} {hello:?} {host}: still open");
             assert_eq!(agent.fixture.record(&id)["reason"], "name_mismatch");
         }
@@ -136,10 +141,10 @@ fn differing_connect_sni_and_host_get_421_and_close() {
 
 #[test]
 fn differing_sni_and_host_are_refused_without_a_proxy() {
-    with_agent(|net, _, inside| {
+    with_agent(|net, _, namespace| {
         let direct = |hello, host: &str| {
             exchange(
-                inside::tls(inside.port(443), hello, &["http/1.1"]),
+                inside::tls(namespace.port(443), hello, &["http/1.1"]),
                 get(host, "/"),
             )
         };
@@ -153,7 +158,7 @@ fn differing_sni_and_host_are_refused_without_a_proxy() {
             421,
             "name_mismatch",
         );
-        // Only the Host header names a host: that is not enough.
+        // A Host header without SNI and without CONNECT is not enough.
         refusal(&direct(None, "api.example"), 421, "name_mismatch");
         net.assert_untouched();
         assert_eq!(direct(Some("api.example"), "api.example").text(), "api");
@@ -162,16 +167,16 @@ fn differing_sni_and_host_are_refused_without_a_proxy() {
 
 #[test]
 fn each_request_on_a_reused_connection_is_decided_separately() {
-    with_agent(|net, _, inside| {
-        let mut stream = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
+    with_agent(|net, _, namespace| {
+        let mut stream = inside::tls(namespace.port(443), Some("api.example"), &["http/1.1"]);
         assert_eq!(exchange(&mut stream, get("api.example", "/")).text(), "api");
         refusal(
             &exchange(&mut stream, get("twin.example", "/")),
             421,
             "name_mismatch",
         );
-        assert!(inside::ends(&mut stream, CLOSE_TIMEOUT));
-        let mut plain = inside.port(80);
+        assert!(inside::closes_within(&mut stream, CLOSE_TIMEOUT));
+        let mut plain = namespace.port(80);
         assert_eq!(exchange(&mut plain, get("web.example", "/")).text(), "web");
         refusal(
             &exchange(&mut plain, get("evil.example", "/")),
@@ -185,10 +190,10 @@ fn each_request_on_a_reused_connection_is_decided_separately() {
 
 #[test]
 fn differing_absolute_target_and_host_are_refused() {
-    with_agent(|net, _, inside| {
-        let say = |port, target: &str, host: &str| {
+    with_agent(|net, _, namespace| {
+        let send = |port, target: &str, host: &str| {
             let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
-            exchange(inside.port(port), request)
+            exchange(namespace.port(port), request)
         };
         for (target, host) in [
             ("http://web.example/", "evil.example"),
@@ -198,12 +203,12 @@ fn differing_absolute_target_and_host_are_refused() {
             ("http://web.example/", "web.example:81"),
         ] {
             for port in [80, 8080] {
-                refusal(&say(port, target, host), 421, "name_mismatch");
+                refusal(&send(port, target, host), 421, "name_mismatch");
             }
         }
         net.assert_untouched();
         assert_eq!(
-            say(8080, "http://web.example/", "WEB.example:80").text(),
+            send(8080, "http://web.example/", "WEB.example:80").text(),
             "web"
         );
         assert_eq!(net.web.requests().len(), 1);
@@ -212,26 +217,26 @@ fn differing_absolute_target_and_host_are_refused() {
 
 #[test]
 fn http_target_inside_tls_is_refused() {
-    with_agent(|net, _, inside| {
-        let say = |target: &str| {
-            let tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
+    with_agent(|net, _, namespace| {
+        let send = |target: &str| {
+            let tls = inside::tls(namespace.port(443), Some("api.example"), &["http/1.1"]);
             let request = format!("GET {target} HTTP/1.1\r\nHost: api.example:443\r\n\r\n");
             exchange(tls, request)
         };
         for target in ["http://api.example:443/", "http://api.example/"] {
-            refusal(&say(target), 421, "name_mismatch");
+            refusal(&send(target), 421, "name_mismatch");
         }
         net.assert_untouched();
-        assert_eq!(say("https://api.example/").text(), "api");
+        assert_eq!(send("https://api.example/").text(), "api");
     });
 }
 
 #[test]
 fn differing_ports_are_refused() {
-    with_agent(|net, _, inside| {
-        let ask_for = |authority: &str| {
+    with_agent(|net, _, namespace| {
+        let send_for = |authority: &str| {
             let request = format!("GET http://{authority}/ HTTP/1.1\r\nHost: {authority}\r\n\r\n");
-            exchange(inside.port(8080), request)
+            exchange(namespace.port(8080), request)
         };
         for authority in [
             "web.example:8000",
@@ -239,11 +244,11 @@ fn differing_ports_are_refused() {
             "port.example",
             "port.example:80",
         ] {
-            refusal(&ask_for(authority), 403, "port_denied");
+            refusal(&send_for(authority), 403, "port_denied");
         }
         refusal(
             &in_tunnel(
-                inside,
+                namespace,
                 "api.example:8443",
                 Some("api.example"),
                 &get("api.example:8443", "/"),
@@ -252,10 +257,10 @@ fn differing_ports_are_refused() {
             "port_denied",
         );
         net.assert_untouched();
-        assert_eq!(ask_for("port.example:8000").text(), "web");
-        // A program without a proxy means the port that it connected to.
+        assert_eq!(send_for("port.example:8000").text(), "web");
+        // For a program without a proxy, the port must be the port that it connected to.
         refusal(
-            &exchange(inside.port(80), get("port.example:8000", "/")),
+            &exchange(namespace.port(80), get("port.example:8000", "/")),
             421,
             "name_mismatch",
         );
@@ -289,10 +294,10 @@ const LITERALS: [&str; 21] = [
 
 #[test]
 fn ip_addresses_are_refused_in_every_spelling() {
-    with_agent(|net, _, inside| {
+    with_agent(|net, _, namespace| {
         for literal in LITERALS {
             let request = format!("GET http://{literal}/ HTTP/1.1\r\nHost: {literal}\r\n\r\n");
-            let plain = exchange(inside.port(8080), request);
+            let plain = exchange(namespace.port(8080), request);
             let text = plain.text();
             assert!(
                 matches!(plain.status, 400 | 403),
@@ -302,10 +307,10 @@ fn ip_addresses_are_refused_in_every_spelling() {
                 text.contains("ip_literal") || text.contains("bad_name"),
                 "{literal}: {text}"
             );
-            let plain = exchange(inside.port(80), get(literal, "/"));
+            let plain = exchange(namespace.port(80), get(literal, "/"));
             assert!(matches!(plain.status, 400 | 403), "{literal}: {plain:?}");
             // A tunnel is opened so that the refusal can be read inside, or refused at once.
-            let stream = inside.port(8080);
+            let stream = namespace.port(8080);
             let opened = connect(&stream, &format!("{literal}:443"));
             if opened.status == 200 {
                 let inner = exchange(inside::tls(stream, None, &[]), get(literal, "/"));
@@ -340,46 +345,46 @@ fn only_listed_ip_address_is_reached() {
     let agent = fixture.create("fix");
     assert_eq!(agent.curl("http://192.0.2.7/").body, "web");
     refusal(
-        &exchange(agent.inside().port(80), get("192.0.2.8", "/")),
+        &exchange(agent.namespace().port(80), get("192.0.2.8", "/")),
         403,
         "ip_literal",
     );
     // Another spelling is the same address, and is sent in the checked form.
     for spelling in ["3221225991", "0xc0000207", "192.0.519", "0300.0.2.7"] {
-        let answer = exchange(agent.inside().port(80), get(spelling, "/"));
+        let answer = exchange(agent.namespace().port(80), get(spelling, "/"));
         assert_eq!(answer.status, 200, "{spelling}: {answer:?}");
     }
-    for seen in web.requests() {
-        assert_eq!(seen.header("host"), Some("192.0.2.7"), "{seen:?}");
+    for request in web.requests() {
+        assert_eq!(request.header("host"), Some("192.0.2.7"), "{request:?}");
     }
 }
 
 #[test]
 fn tls_hello_sent_byte_by_byte_is_read() {
-    with_agent(|_, _, inside| {
-        let stream = ByteAtATime(inside.port(443));
+    with_agent(|_, _, namespace| {
+        let stream = ByteAtATime(namespace.port(443));
         let mut stream = inside::tls(stream, Some("api.example"), &["http/1.1"]);
         assert_eq!(exchange(&mut stream, get("api.example", "/")).text(), "api");
-        let stream = ByteAtATime(tunnel(inside, "api.example:443"));
+        let stream = ByteAtATime(tunnel(namespace, "api.example:443"));
         let mut stream = inside::tls(stream, Some("evil.example"), &["http/1.1"]);
         refusal(
             &exchange(&mut stream, get("api.example", "/")),
             421,
             "name_mismatch",
         );
-        // Plain requests as well.
-        let answer = exchange(ByteAtATime(inside.port(80)), get("web.example", "/"));
+        // Plain HTTP requests may also arrive byte by byte.
+        let answer = exchange(ByteAtATime(namespace.port(80)), get("web.example", "/"));
         assert_eq!(answer.text(), "web");
     });
 }
 
 #[test]
 fn incomplete_tls_hello_times_out() {
-    with_agent(|net, _, inside| {
-        for stream in [inside.port(443), tunnel(inside, "api.example:443")] {
+    with_agent(|net, _, namespace| {
+        for stream in [namespace.port(443), tunnel(namespace, "api.example:443")] {
             let mut stream = stream;
             stream.write_all(&[0x16, 3, 1, 2, 0, 1, 0]).unwrap();
-            assert!(inside::ends(&mut stream, CLOSE_TIMEOUT));
+            assert!(inside::closes_within(&mut stream, CLOSE_TIMEOUT));
         }
         net.assert_untouched();
     });
@@ -387,38 +392,55 @@ fn incomplete_tls_hello_times_out() {
 
 #[test]
 fn encrypted_client_hello_is_decided_by_its_outer_name() {
-    with_agent(|net, _, inside| {
-        let grease = |name, host: &str| {
-            let tls = inside::tls_with_ech(inside.port(443), name, &["http/1.1"]);
+    with_agent(|net, _, namespace| {
+        let send_with_ech = |name, host: &str| {
+            let tls = inside::tls_with_ech(namespace.port(443), name, &["http/1.1"]);
             exchange(tls, get(host, "/"))
         };
-        assert_eq!(grease("api.example", "api.example").text(), "api");
+        assert_eq!(send_with_ech("api.example", "api.example").text(), "api");
         // The inner hello does not count: the request must name the outer name.
-        refusal(&grease("evil.example", "api.example"), 421, "name_mismatch");
-        refusal(&grease("evil.example", "evil.example"), 403, "host_denied");
+        refusal(
+            &send_with_ech("evil.example", "api.example"),
+            421,
+            "name_mismatch",
+        );
+        refusal(
+            &send_with_ech("evil.example", "evil.example"),
+            403,
+            "host_denied",
+        );
         assert_eq!(net.api.requests().len(), 1);
     });
 }
 
 #[test]
 fn plain_text_in_a_tunnel_is_http_or_closed() {
-    with_agent(|net, _, inside| {
-        // To port 80 it is HTTP, which some clients send through tunnels.
-        let answer = exchange(tunnel(inside, "web.example:80"), get("web.example", "/"));
+    with_agent(|net, _, namespace| {
+        // Some clients send plain HTTP through a tunnel to port 80.
+        let answer = exchange(tunnel(namespace, "web.example:80"), get("web.example", "/"));
         assert_eq!(answer.text(), "web");
         assert_eq!(net.web.requests().len(), 1);
         refusal(
-            &exchange(tunnel(inside, "evil.example:80"), get("evil.example", "/")),
+            &exchange(
+                tunnel(namespace, "evil.example:80"),
+                get("evil.example", "/"),
+            ),
             403,
             "host_denied",
         );
         refusal(
-            &exchange(tunnel(inside, "web.example:80"), get("evil.example", "/")),
+            &exchange(
+                tunnel(namespace, "web.example:80"),
+                get("evil.example", "/"),
+            ),
             421,
             "name_mismatch",
         );
-        // To port 443 it is a request to http://…:443, which does not agree.
-        let answer = exchange(tunnel(inside, "api.example:443"), get("api.example", "/"));
+        // To port 443 plain HTTP is a request to http://…:443, which does not match the tunnel.
+        let answer = exchange(
+            tunnel(namespace, "api.example:443"),
+            get("api.example", "/"),
+        );
         refusal(&answer, 421, "name_mismatch");
         // Bytes that are neither TLS nor HTTP are not forwarded.
         for bytes in [
@@ -427,11 +449,11 @@ fn plain_text_in_a_tunnel_is_http_or_closed() {
             "EHLO x\r\n\r\n",
         ] {
             for to in ["web.example:80", "api.example:443"] {
-                let mut stream = tunnel(inside, to);
+                let mut stream = tunnel(namespace, to);
                 stream.write_all(bytes.as_bytes()).unwrap();
                 stream.write_all(b"\r\n\r\n").unwrap();
                 assert!(
-                    inside::ends(&mut stream, CLOSE_TIMEOUT),
+                    inside::closes_within(&mut stream, CLOSE_TIMEOUT),
                     "{bytes:?} to {to}"
                 );
             }
@@ -443,19 +465,23 @@ fn plain_text_in_a_tunnel_is_http_or_closed() {
 
 #[test]
 fn nested_tunnel_and_tls_in_tls_are_refused() {
-    with_agent(|net, _, inside| {
+    with_agent(|net, _, namespace| {
         let connect = "CONNECT api.example:443 HTTP/1.1\r\nHost: api.example:443\r\n\r\n";
         refusal(
-            &exchange(tunnel(inside, "web.example:80"), connect),
+            &exchange(tunnel(namespace, "web.example:80"), connect),
             400,
             "framing",
         );
         refusal(
-            &in_tunnel(inside, "api.example:443", Some("api.example"), connect),
+            &in_tunnel(namespace, "api.example:443", Some("api.example"), connect),
             400,
             "framing",
         );
-        let outer = inside::tls(tunnel(inside, "api.example:443"), Some("api.example"), &[]);
+        let outer = inside::tls(
+            tunnel(namespace, "api.example:443"),
+            Some("api.example"),
+            &[],
+        );
         let mut inner = inside::tls(outer, Some("twin.example"), &[]);
         assert!(
             inner
@@ -468,8 +494,8 @@ fn nested_tunnel_and_tls_in_tls_are_refused() {
 
 #[test]
 fn http_1_0_connect_without_host_opens_a_tunnel() {
-    with_agent(|_, agent, inside| {
-        let mut stream = inside.port(8080);
+    with_agent(|_, agent, namespace| {
+        let mut stream = namespace.port(8080);
         stream
             .write_all(b"CONNECT api.example:443 HTTP/1.0\r\n\r\n")
             .unwrap();
@@ -480,7 +506,7 @@ fn http_1_0_connect_without_host_opens_a_tunnel() {
             get("api.example", "/"),
         );
         assert_eq!(answer.text(), "api");
-        // And urllib itself.
+        // Python's urllib sends such a CONNECT.
         let program = "import os, urllib.request as u; \
              os.environ['https_proxy'] = 'http://192.0.0.1:8080'; \
              print(u.urlopen('https://api.example/').read().decode())";
@@ -493,10 +519,10 @@ fn http_1_0_connect_without_host_opens_a_tunnel() {
 
 #[test]
 fn ambiguous_names_and_paths_are_refused() {
-    with_agent(|net, _, inside| {
+    with_agent(|net, _, namespace| {
         let line = |target: &str, host: &str| {
             let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
-            exchange(inside.port(8080), request)
+            exchange(namespace.port(8080), request)
         };
         for (target, host) in [
             ("http://user@web.example/", "web.example"),
@@ -526,7 +552,7 @@ fn ambiguous_names_and_paths_are_refused() {
 
 #[test]
 fn upstream_receives_the_checked_target() {
-    with_agent(|net, _, inside| {
+    with_agent(|net, _, namespace| {
         for (written, sent) in [
             ("/a/../b", "/b"),
             ("/a/./b", "/a/b"),
@@ -535,15 +561,15 @@ fn upstream_receives_the_checked_target() {
             ("/a/%2e%2e/b?q=%2e%2e", "/b?q=%2e%2e"),
         ] {
             let before = net.web.requests().len();
-            let answer = exchange(inside.port(80), get("web.example", written));
+            let answer = exchange(namespace.port(80), get("web.example", written));
             assert_eq!(
                 answer.status,
                 200,
                 "{written}: {answer:?} {}",
                 answer.text()
             );
-            let seen = net.web.requests();
-            assert_eq!(seen[before].uri.to_string(), sent, "{written}");
+            let requests = net.web.requests();
+            assert_eq!(requests[before].uri.to_string(), sent, "{written}");
         }
     });
 }

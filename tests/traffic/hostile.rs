@@ -13,7 +13,7 @@ use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_en
 
 const API: &str = "https://api.example/";
 
-/// A hostile sandbox, and one that works normally.
+/// Runs `check` with a hostile sandbox and a normal sandbox.
 fn with_two(
     rules: impl FnOnce(Rules) -> Rules,
     check: impl FnOnce(&TrafficFixture, &Agent<'_>, &Agent<'_>),
@@ -25,31 +25,32 @@ fn with_two(
     let api = fixture.https(&["api.example", "fails.example"], |_| {
         OriginReply::text("hello")
     });
-    let given = Rules::new()
+    let base_rules = Rules::new()
         .allow("api.example")
         .at("api.example", api.address());
-    fixture.write(&rules(given));
+    fixture.write(&rules(base_rules));
     let (evil, good) = (fixture.create("evil"), fixture.create("good"));
     assert_eq!(good.curl(API).status, 200);
     check(&fixture, &evil, &good);
 }
 
-/// Sends the rest one byte at a time until the peer closes; returns the time.
-fn drip(mut stream: impl Read + Write, rest: &[u8]) -> Option<Duration> {
-    let begun = Instant::now();
+/// Sends the rest one byte at a time until the peer closes. Returns the elapsed time, or `None` if
+/// the peer does not close.
+fn send_slowly(mut stream: impl Read + Write, rest: &[u8]) -> Option<Duration> {
+    let start = Instant::now();
     for byte in rest {
         if stream
             .write_all(&[*byte])
             .and_then(|()| stream.flush())
             .is_err()
         {
-            return Some(begun.elapsed());
+            return Some(start.elapsed());
         }
         match stream.read(&mut [0; 4096]) {
-            Ok(0) => return Some(begun.elapsed()),
+            Ok(0) => return Some(start.elapsed()),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(_) => return Some(begun.elapsed()),
+            Err(_) => return Some(start.elapsed()),
         }
     }
     None
@@ -60,11 +61,11 @@ fn slowly_sent_heads_time_out() {
     with_two(
         |rules| rules.egress("timeouts: {header: 3s}"),
         |_, evil, _| {
-            let inside = evil.inside();
+            let namespace = evil.namespace();
             // Long enough for two minutes at this pace.
             let rest = vec![b'a'; 1200];
-            let slow = |port: u16| {
-                let stream = inside.port(port);
+            let connect_with_short_reads = |port: u16| {
+                let stream = namespace.port(port);
                 stream
                     .set_read_timeout(Some(Duration::from_millis(100)))
                     .unwrap();
@@ -72,36 +73,40 @@ fn slowly_sent_heads_time_out() {
             };
             std::thread::scope(|scope| {
                 for port in [80, 8080] {
-                    let (rest, slow) = (&rest, &slow);
+                    let (rest, connect_with_short_reads) = (&rest, &connect_with_short_reads);
                     scope.spawn(move || {
-                        let mut stream = slow(port);
+                        let mut stream = connect_with_short_reads(port);
                         stream
                             .write_all(b"GET / HTTP/1.1\r\nHost: api.example\r\nX-A: ")
                             .unwrap();
-                        let ended = drip(&stream, rest).expect("it was ended");
+                        let ended =
+                            send_slowly(&stream, rest).expect("the gate must close the connection");
                         assert!(ended < Duration::from_secs(20), "{ended:?} on {port}");
                     });
                 }
-                let (rest, slow, inside) = (&rest, &slow, &inside);
+                let (rest, connect_with_short_reads, namespace) =
+                    (&rest, &connect_with_short_reads, &namespace);
                 scope.spawn(move || {
-                    // In TLS as well, after a normal handshake.
-                    let stream = inside.port(443);
+                    // A slow head inside TLS, after a normal handshake.
+                    let stream = namespace.port(443);
                     let mut tls = inside::tls(stream, Some("api.example"), &["http/1.1"]);
                     tls.write_all(b"GET / HTTP/1.1\r\nHost: api.example\r\nX-A: ")
                         .unwrap();
                     tls.sock
                         .set_read_timeout(Some(Duration::from_millis(100)))
                         .unwrap();
-                    let ended = drip(&mut tls, rest).expect("it was ended");
+                    let ended =
+                        send_slowly(&mut tls, rest).expect("the gate must close the connection");
                     assert!(ended < Duration::from_secs(20), "{ended:?} in TLS");
                 });
                 scope.spawn(move || {
-                    // And a TLS hello of which each byte comes late.
-                    let mut stream = slow(443);
+                    // A TLS hello whose bytes arrive slowly.
+                    let mut stream = connect_with_short_reads(443);
                     stream
                         .write_all(&[0x16, 3, 1, 4, 0, 1, 0, 3, 0xfc, 3, 3])
                         .unwrap();
-                    let ended = drip(&stream, rest).expect("it was ended");
+                    let ended =
+                        send_slowly(&stream, rest).expect("the gate must close the connection");
                     assert!(ended < Duration::from_secs(20), "{ended:?} of a hello");
                 });
             });
@@ -127,9 +132,9 @@ fn ten_thousand_unlisted_names_grow_neither_metrics_nor_memory() {
                 .policy("rate_limits: {enabled: false}\n")
         },
         |fixture, evil, good| {
-            let inside = evil.inside();
-            let deny = |from: usize, to: usize| {
-                let mut plain = inside.port(80);
+            let namespace = evil.namespace();
+            let send_denied = |from: usize, to: usize| {
+                let mut plain = namespace.port(80);
                 for n in (from..to).step_by(50) {
                     let requested = (n..n + 50).map(|n| get(&format!("h{n}.evil.example"), "/"));
                     plain
@@ -142,15 +147,15 @@ fn ten_thousand_unlisted_names_grow_neither_metrics_nor_memory() {
                 }
             };
             // Certificates are issued for names and addresses, too.
-            let shake = |from: u32, to: u32| {
+            let handshake = |from: u32, to: u32| {
                 for n in from..to {
                     let name = format!("h{n}.evil.example");
-                    let mut tls = inside::tls(inside.port(443), Some(&name), &["http/1.1"]);
+                    let mut tls = inside::tls(namespace.port(443), Some(&name), &["http/1.1"]);
                     assert_eq!(exchange(&mut tls, get(&name, "/")).status, 403);
                 }
             };
             let look_up = |from: u32, to: u32| {
-                let socket = inside.within(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+                let socket = namespace.within(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
                 socket
                     .connect(SocketAddr::from(([192, 0, 0, 1], 53)))
                     .unwrap();
@@ -162,19 +167,20 @@ fn ten_thousand_unlisted_names_grow_neither_metrics_nor_memory() {
                         query.extend(label.as_bytes());
                     }
                     query.extend([0, 0, 1, 0, 1]);
-                    // Most are dropped: only a limited number is answered at a time.
+                    // Most queries are dropped, because only a limited number is answered at a
+                    // time.
                     socket.send(&query).unwrap();
                 }
             };
-            deny(0, 300);
-            shake(0, 50);
+            send_denied(0, 300);
+            handshake(0, 50);
             look_up(0, 300);
-            wait::until("the numbers to stand still", || {
+            wait::until("the metrics to stop changing", || {
                 (series(fixture) == series(fixture)).then_some(())
             });
             let (before, memory) = (series(fixture), fixture.peak_memory());
-            deny(300, 10_300);
-            shake(50, 350);
+            send_denied(300, 10_300);
+            handshake(50, 350);
             look_up(300, 10_300);
             let after = series(fixture);
             assert!(after <= before + 2, "{before} series became {after}");
@@ -196,23 +202,25 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
+/// The HTTP/2 connection preface (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+// Frame types (RFC 9113, 6).
 const HEADERS: u8 = 1;
 const RESET: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
 
-/// GET https://api.example/ in HPACK, without a table.
+/// The header block of GET https://api.example/ in HPACK, without the dynamic table.
 fn request() -> Vec<u8> {
     let mut block = vec![0x82, 0x87, 0x84, 0x01, 11];
     block.extend(b"api.example");
     block
 }
 
-/// Sends frames until the end or until the peer closes.
+/// Sends frames until the last one or until the peer closes. Returns their number.
 fn flood(agent: &Agent<'_>, frames: impl Iterator<Item = Vec<u8>>) -> usize {
-    let mut tls = inside::tls(agent.inside().port(443), Some("api.example"), &["h2"]);
+    let mut tls = inside::tls(agent.namespace().port(443), Some("api.example"), &["h2"]);
     tls.sock
         .set_write_timeout(Some(Duration::from_secs(5)))
         .unwrap();
@@ -232,14 +240,16 @@ fn flood(agent: &Agent<'_>, frames: impl Iterator<Item = Vec<u8>>) -> usize {
     sent
 }
 
-fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
+/// Runs a flood four times, while another sandbox must be served and the gate's memory stay
+/// bounded.
+fn assert_flood_is_survived(flood_once: impl Fn(&Agent<'_>) -> usize + Sync) {
     let no_limits = "rate_limits: {enabled: false}\n";
     with_two(
         |rules| rules.policy(no_limits),
         |fixture, evil, good| {
             let memory = fixture.peak_memory();
             std::thread::scope(|scope| {
-                let flooding = scope.spawn(|| (0..4).map(|_| what(evil)).sum::<usize>());
+                let flooding = scope.spawn(|| (0..4).map(|_| flood_once(evil)).sum::<usize>());
                 for _ in 0..5 {
                     assert_eq!(good.curl(API).status, 200);
                 }
@@ -256,7 +266,7 @@ fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
 
 #[test]
 fn http2_rapid_reset_flood_is_survived() {
-    floods(|evil| {
+    assert_flood_is_survived(|evil| {
         let streams = (0..20_000_u32).map(|n| n * 2 + 1);
         let pairs = streams.map(|id| {
             [
@@ -271,7 +281,7 @@ fn http2_rapid_reset_flood_is_survived() {
 
 #[test]
 fn http2_settings_and_ping_flood_is_survived() {
-    floods(|evil| {
+    assert_flood_is_survived(|evil| {
         let settings = (0..50_000).map(|n| match n % 2 {
             0 => frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]),
             _ => frame(PING, 0, 0, &[7; 8]),
@@ -282,7 +292,7 @@ fn http2_settings_and_ping_flood_is_survived() {
 
 #[test]
 fn http2_continuation_flood_is_survived() {
-    floods(|evil| {
+    assert_flood_is_survived(|evil| {
         let first = std::iter::once(frame(HEADERS, 1, 1, &request()));
         let mut more = vec![0x00, 3];
         more.extend(b"x-a");
@@ -294,7 +304,7 @@ fn http2_continuation_flood_is_survived() {
 }
 
 /// Raises the limit of open files.
-fn raise_own_limit() {
+fn raise_file_limit() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
 }
@@ -304,11 +314,11 @@ fn connections_of_one_sandbox_do_not_exhaust_those_of_another() {
     with_two(
         |rules| rules,
         |fixture, evil, good| {
-            raise_own_limit();
+            raise_file_limit();
             let before = fixture.peak_memory();
             let open = |count: usize, then: fn(&mut TcpStream)| -> Vec<TcpStream> {
                 let to = SocketAddr::from(([192, 0, 2, 1], 8080));
-                evil.inside().within(move || {
+                evil.namespace().within(move || {
                     let opened = (0..count).map(|_| {
                         let mut stream = TcpStream::connect(to).unwrap();
                         stream.set_read_timeout(Some(wait::LIMIT)).unwrap();
@@ -346,10 +356,10 @@ fn tunnels_count_towards_the_connection_limit() {
     with_two(
         |rules| rules.egress("timeouts: {header: 600s}"),
         |_, evil, good| {
-            raise_own_limit();
+            raise_file_limit();
             let to = SocketAddr::from(([192, 0, 2, 1], 8080));
-            // More than one sandbox may have at a time: the last ones wait.
-            let (opened, waiting) = evil.inside().within(move || {
+            // More connections than a sandbox may have at a time: the last connection waits.
+            let (opened, waiting) = evil.namespace().within(move || {
                 let mut streams = Vec::new();
                 for _ in 0..4300 {
                     let mut stream = TcpStream::connect(to).unwrap();
@@ -372,7 +382,7 @@ fn tunnels_count_towards_the_connection_limit() {
                 }
                 (streams, None)
             });
-            let mut waiting = waiting.expect("there is an end to it");
+            let mut waiting = waiting.expect("a connection above the limit must wait");
             assert!(opened.len() > 1000, "{}", opened.len());
             assert_eq!(good.curl(API).status, 200);
             // The next connection gets a slot that becomes free.

@@ -1,5 +1,5 @@
-//! Issue 14, number 4: the gate's own responses at `palisade.internal` are rate-limited as
-//! everything else is, and an agent cannot flood the gate's log with them.
+//! Issue 14, number 4: requests to `palisade.internal` are rate-limited like all other requests,
+//! and an agent cannot flood the gate's log with them.
 
 use testkit::output;
 use testkit::wait;
@@ -18,7 +18,7 @@ fn with_agent(policy: &str, check: impl FnOnce(&TrafficFixture, &Agent<'_>)) {
 
 #[test]
 fn internal_responses_are_rate_limited_on_every_route() {
-    // So slow that no token is refilled during the test.
+    // No token is refilled during the test.
     let limits = "rate_limits:\n  defaults: {requests_per_second: 0.001, burst_size: 3}\n";
     with_agent(limits, |fixture, agent| {
         // Requests to unknown hosts do not use the tokens for the gate.
@@ -63,8 +63,8 @@ fn internal_responses_are_rate_limited_on_every_route() {
         assert!(got.body.contains("rate_limited"), "{got:?}");
         let line = format!("exec 3<>/dev/tcp/192.0.2.7/9418; printf '{FETCH}' >&3; cat <&3");
         let output = agent.bash(&line);
-        let spoken = output::stdout(&output);
-        assert!(spoken.contains("rate_limited"), "{}", describe(&output));
+        let printed = output::stdout(&output);
+        assert!(printed.contains("rate_limited"), "{}", describe(&output));
     });
 }
 

@@ -1,6 +1,5 @@
 //! The gate's traffic, tested from inside sandboxes: the built binary, a real sandbox, real
-//! clients,
-//! and a small internet on loopback that records its requests.
+//! clients, and fake origins on loopback that record their requests.
 //!
 //! Tests that need bytes that no client would send open a socket in the sandbox's
 //! network namespace, which needs root.
@@ -10,7 +9,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a failed expectation fails the test"
 )]
 
 mod alerts;

@@ -65,7 +65,11 @@ fn override_headers_are_refused_where_rules_restrict_methods_or_paths() {
             assert_eq!(agent.curl(&format!("-d x {url}")).body, "hello", "{host}");
         }
         let all = api.requests();
-        assert_eq!(all.len(), 4, "only those without such a header: {all:?}");
+        assert_eq!(
+            all.len(),
+            4,
+            "only the requests without such a header: {all:?}"
+        );
     });
 }
 
@@ -77,8 +81,8 @@ fn override_headers_pass_where_no_rule_restricts_methods_or_paths() {
             let got = agent.curl(&format!("-d x -H '{header}' https://open.example/v1/items"));
             assert_eq!(got.body, "hello", "{header}: {got:?}");
             let (name, value) = header.split_once(": ").unwrap();
-            let seen = api.requests().pop().unwrap();
-            assert_eq!(seen.header(name), Some(value));
+            let request = api.requests().pop().unwrap();
+            assert_eq!(request.header(name), Some(value));
         }
     });
 }

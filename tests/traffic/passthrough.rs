@@ -1,5 +1,5 @@
-//! TLS passthrough: the client has a TLS session with the host itself, and the record
-//! says that the content was not inspected.
+//! TLS passthrough: the client has a TLS session with the host itself, and the audit record has
+//! `unread: true`.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -10,7 +10,7 @@ use testkit::wait;
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe};
 
-/// pinned.example is passed through; closed.example would be, if it were allowed.
+/// Runs `check` with two passthrough hosts: pinned.example is allowed, closed.example is not.
 fn with_agent(check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
     let names = ["pinned.example", "closed.example"];
@@ -32,7 +32,7 @@ fn with_agent(check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>)) {
 const TRUST_HOST_ROOT: &str = "--cacert ~/theirs.pem";
 
 #[test]
-fn client_that_pins_a_certificate_sees_the_hosts_own() {
+fn client_that_pins_a_certificate_sees_the_hosts_certificate() {
     with_agent(|_, pinned, agent| {
         for proxy_option in ["", "-x http://192.0.0.1:8080"] {
             let got = agent.curl(&format!(
@@ -41,15 +41,15 @@ fn client_that_pins_a_certificate_sees_the_hosts_own() {
             assert_eq!(got.body, "pinned", "{proxy_option}");
         }
         assert_eq!(pinned.requests().len(), 2);
-        let recorded = || {
+        let find_records = || {
             let records = agent.fixture.records();
             let records = records.into_iter();
-            let own: Vec<_> = records
-                .filter(|one| one["host"] == "pinned.example")
+            let found: Vec<_> = records
+                .filter(|record| record["host"] == "pinned.example")
                 .collect();
-            (own.len() == 2).then_some(own)
+            (found.len() == 2).then_some(found)
         };
-        for record in wait::until("a record of each", recorded) {
+        for record in wait::until("a record of each connection", find_records) {
             assert_eq!(record["unread"], true, "{record}");
             assert_eq!(record["verdict"], "allow", "{record}");
             assert!(!record.to_string().contains("secret/path"), "{record}");
@@ -71,7 +71,9 @@ fn passthrough_host_must_also_be_allowed() {
             let records = agent.fixture.records();
             let mut records = records.iter();
             records
-                .any(|one| one["host"] == "closed.example" && one["reason"] == "host_denied")
+                .any(|record| {
+                    record["host"] == "closed.example" && record["reason"] == "host_denied"
+                })
                 .then_some(())
         };
         wait::until("a record of the refusal", denied);
@@ -84,7 +86,7 @@ fn hello_that_differs_from_its_tunnel_is_not_forwarded() {
         return;
     }
     with_agent(|_, pinned, agent| {
-        let mut stream = agent.inside().port(8080);
+        let mut stream = agent.namespace().port(8080);
         stream
             .write_all(b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n")
             .unwrap();
@@ -99,26 +101,26 @@ fn hello_that_differs_from_its_tunnel_is_not_forwarded() {
     });
 }
 
-/// A ClientHello as of RFC 8446, 4.1.2, for that name, with these additional extensions.
+/// A ClientHello (RFC 8446, 4.1.2) for this name, with these additional extensions.
 fn hello(name: &str, more: &[(u16, &[u8])]) -> Vec<u8> {
-    let counted = |bytes: &[u8]| {
+    let with_length = |bytes: &[u8]| {
         let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
         [&length[..], bytes].concat()
     };
-    let name = counted(&[&[0][..], &counted(name.as_bytes())].concat());
+    let name = with_length(&[&[0][..], &with_length(name.as_bytes())].concat());
     let mut list = Vec::new();
     for (kind, data) in [(0, &name[..])].iter().chain(more) {
         list.extend(kind.to_be_bytes());
-        list.extend(counted(data));
+        list.extend(with_length(data));
     }
     // Version, random, no session, one cipher suite, no compression.
     let mut body = vec![3, 3];
     body.extend([7; 32]);
     body.extend([0, 0, 2, 0x13, 1, 1, 0]);
-    body.extend(counted(&list));
+    body.extend(with_length(&list));
     let length = u32::try_from(body.len()).unwrap().to_be_bytes();
     let message = [&[1][..], &length[1..], &body].concat();
-    [&[0x16, 3, 1][..], &counted(&message)].concat()
+    [&[0x16, 3, 1][..], &with_length(&message)].concat()
 }
 
 /// An encrypted ClientHello: outer, one suite, a key and a payload (RFC 9849, 5).
@@ -130,23 +132,23 @@ fn encrypted_client_hello_is_not_forwarded() {
         return;
     }
     with_agent(|_, pinned, agent| {
-        let mut stream = agent.inside().port(443);
+        let mut stream = agent.namespace().port(443);
         stream
             .write_all(&hello("pinned.example", &[ENCRYPTED]))
             .unwrap();
-        assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
+        assert!(testkit::inside::closes_within(&mut stream, wait::LIMIT));
         assert_eq!(pinned.connections(), 0);
         let refused = || {
             let records = agent.fixture.records();
             let mut records = records.into_iter();
-            records.find(|one| one["host"] == "pinned.example" && one["verdict"] == "deny")
+            records.find(|record| record["host"] == "pinned.example" && record["verdict"] == "deny")
         };
         let record = wait::until("a record of the refusal", refused);
         assert_eq!(record["reason"], "name_mismatch", "{record}");
-        // The same without it reaches the host.
-        let mut stream = agent.inside().port(443);
+        // The same hello without the extension reaches the host.
+        let mut stream = agent.namespace().port(443);
         stream.write_all(&hello("pinned.example", &[])).unwrap();
-        assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
+        assert!(testkit::inside::closes_within(&mut stream, wait::LIMIT));
         assert_eq!(pinned.connections(), 1);
     });
 }
@@ -157,7 +159,7 @@ fn passthrough_connection_ends_when_its_rule_is_revoked() {
         return;
     }
     with_agent(|rules, pinned, agent| {
-        let stream = agent.inside().port(443);
+        let stream = agent.namespace().port(443);
         let mut tls = testkit::inside::tls(stream, Some("pinned.example"), &["http/1.1"]);
         let hello = crate::traffic_fixture::get("pinned.example", "/");
         assert_eq!(
@@ -165,7 +167,7 @@ fn passthrough_connection_ends_when_its_rule_is_revoked() {
             "pinned"
         );
         agent.fixture.reload(rules);
-        assert!(testkit::inside::ends(&mut tls, wait::LIMIT));
+        assert!(testkit::inside::closes_within(&mut tls, wait::LIMIT));
         assert_eq!(pinned.requests().len(), 1);
     });
 }
@@ -185,14 +187,14 @@ fn passthrough_names_below_a_wildcard_count_against_the_label_budget() {
         .policy("rate_limits: {enabled: false}\n");
     fixture.write(&rules);
     let agent = fixture.create("fix");
-    let inside = agent.inside();
-    // Half of them directly, half through the proxy: one budget for both.
+    let namespace = agent.namespace();
+    // Half of the connections are direct, half go through the proxy; all count against one budget.
     for n in 0..300 {
         let name = format!("n{n}.wild.example");
         let mut stream = if n % 2 == 0 {
-            inside.port(443)
+            namespace.port(443)
         } else {
-            let mut stream = inside.port(8080);
+            let mut stream = namespace.port(8080);
             write!(
                 stream,
                 "CONNECT {name}:443 HTTP/1.1\r\nHost: {name}:443\r\n\r\n"
@@ -202,14 +204,18 @@ fn passthrough_names_below_a_wildcard_count_against_the_label_budget() {
             stream
         };
         stream.write_all(&hello(&name, &[])).unwrap();
-        assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
+        assert!(testkit::inside::closes_within(&mut stream, wait::LIMIT));
     }
-    let dns_queries: HashSet<String> = resolver.queries().into_iter().map(|one| one.name).collect();
+    let dns_queries: HashSet<String> = resolver
+        .queries()
+        .into_iter()
+        .map(|query| query.name)
+        .collect();
     assert_eq!(dns_queries.len(), 256, "names that reached the resolver");
     let refused = || {
         let records = fixture.records().into_iter();
         let refused: Vec<_> = records
-            .filter(|one| one["rule"] == "dns:labels" && one["verdict"] == "deny")
+            .filter(|record| record["rule"] == "dns:labels" && record["verdict"] == "deny")
             .collect();
         (refused.len() == 44).then_some(refused)
     };

@@ -1,4 +1,4 @@
-//! Regression tests for problems of comparable programs.
+//! Tests for problems that comparable programs had.
 
 use std::net::Ipv4Addr;
 
@@ -56,7 +56,7 @@ fn name_that_resolves_to_a_private_address_is_refused() {
     let upstream = Resolver::start();
     let fixture = TrafficFixture::new();
     let web = OriginServer::http(|_| OriginReply::text("internal"));
-    let inward = [
+    let private_addresses = [
         Ipv4Addr::new(127, 0, 0, 1),
         Ipv4Addr::new(10, 0, 0, 1),
         Ipv4Addr::new(169, 254, 169, 254),
@@ -66,7 +66,7 @@ fn name_that_resolves_to_a_private_address_is_refused() {
     let mut rules = Rules::new();
     let at = upstream.address();
     let port = web.address().port();
-    for (n, ip) in inward.iter().enumerate() {
+    for (n, ip) in private_addresses.iter().enumerate() {
         let name = format!("n{n}.example");
         upstream.set_reply(
             &name,
@@ -77,7 +77,7 @@ fn name_that_resolves_to_a_private_address_is_refused() {
     }
     fixture.write(&rules.egress(&format!("dns: {{upstreams: [\"{at}\"]}}")));
     let agent = fixture.create("fix");
-    for (n, ip) in inward.iter().enumerate() {
+    for (n, ip) in private_addresses.iter().enumerate() {
         let got = agent.curl(&format!(
             "-x http://192.0.0.1:8080 http://n{n}.example:{port}/"
         ));
@@ -111,8 +111,8 @@ fn path_wildcards_match_one_segment_or_any_number() {
         ("many", "/b/a/c", 403),
     ] {
         let got = agent.curl(&format!("--path-as-is http://{host}.example{path}"));
-        let fine = got.status == status || (status == 403 && got.status == 400);
-        assert!(fine, "{host}{path}: {got:?}");
+        let is_expected = got.status == status || (status == 403 && got.status == 400);
+        assert!(is_expected, "{host}{path}: {got:?}");
     }
 }
 
@@ -139,9 +139,9 @@ fn requests_in_tunnels_are_recorded_with_their_sandbox() {
     assert_eq!(fixture.record(&id)["sandbox"], agent.id.as_str());
     let recorded = || {
         let records = fixture.records();
-        let mut inside = records.iter().filter(|one| one["path"] == "/inside");
-        inside
-            .all(|one| one["sandbox"] == agent.id.as_str())
+        let mut matching = records.iter().filter(|record| record["path"] == "/inside");
+        matching
+            .all(|record| record["sandbox"] == agent.id.as_str())
             .then_some(())
     };
     wait::until("every record to name the sandbox", recorded);
@@ -161,7 +161,7 @@ fn stopping_gate_records_requests_in_flight() {
             .at("web.example", web.address()),
     );
     let agent = fixture.create("fix");
-    let mut stream = agent.inside().port(80);
+    let mut stream = agent.namespace().port(80);
     stream
         .write_all(
             b"GET /socket HTTP/1.1\r\nHost: web.example\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nping",
@@ -171,9 +171,9 @@ fn stopping_gate_records_requests_in_flight() {
     stream.read_exact(&mut [0; 4]).unwrap();
     fixture.ok(&["gate", "restart"]);
     let records = fixture.records();
-    let found = records.iter().find(|one| one["path"] == "/socket");
+    let found = records.iter().find(|record| record["path"] == "/socket");
     assert_eq!(
-        found.map(|one| &one["status"]),
+        found.map(|record| &record["status"]),
         Some(&101.into()),
         "{records:?}"
     );

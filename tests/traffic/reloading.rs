@@ -1,4 +1,4 @@
-//! Reload while requests are in flight: allowed ones continue, revoked ones end.
+//! Reloads while requests are in flight: allowed requests continue, revoked requests end.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,8 +14,10 @@ use testkit::wait;
 
 use crate::traffic_fixture::{Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
+/// Time in which the gate must close a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Number of reloads in a test; `PALISADE_RELOADS` sets it.
 fn reloads() -> usize {
     std::env::var("PALISADE_RELOADS").map_or(20, |text| text.parse().expect("a number"))
 }
@@ -34,8 +36,8 @@ fn allowed_requests_succeed_and_denied_ones_fail_during_reloads() {
         .at("stays.example", api.address())
         .at("goes.example", api.address())
         .policy("rate_limits: {enabled: false}\n");
-    let both = stays.clone().allow("goes.example");
-    fixture.write(&both);
+    let stays_and_goes = stays.clone().allow("goes.example");
+    fixture.write(&stays_and_goes);
     let agent = fixture.create("fix");
     let (stop, done) = (
         Arc::new(AtomicBool::new(false)),
@@ -43,11 +45,11 @@ fn allowed_requests_succeed_and_denied_ones_fail_during_reloads() {
     );
     let clients: Vec<_> = (0..4)
         .map(|number| {
-            let (inside, stop, done) = (agent.inside(), Arc::clone(&stop), Arc::clone(&done));
+            let (namespace, stop, done) = (agent.namespace(), Arc::clone(&stop), Arc::clone(&done));
             std::thread::spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
                     let mut tls =
-                        inside::tls(inside.port(443), Some("stays.example"), &["http/1.1"]);
+                        inside::tls(namespace.port(443), Some("stays.example"), &["http/1.1"]);
                     for _ in 0..10 {
                         let answer = exchange(&mut tls, get("stays.example", "/"));
                         assert_eq!(answer.text(), "hello", "client {number}: {answer:?}");
@@ -59,7 +61,7 @@ fn allowed_requests_succeed_and_denied_ones_fail_during_reloads() {
         .collect();
     let try_other = || {
         let tls = inside::tls(
-            agent.inside().port(443),
+            agent.namespace().port(443),
             Some("goes.example"),
             &["http/1.1"],
         );
@@ -69,22 +71,22 @@ fn allowed_requests_succeed_and_denied_ones_fail_during_reloads() {
         assert_eq!(try_other().text(), "hello");
         fixture.reload(&stays);
         refusal(&try_other(), 403, "host_denied");
-        fixture.reload(&both);
+        fixture.reload(&stays_and_goes);
     }
     stop.store(true, Ordering::SeqCst);
     for client in clients {
-        client.join().expect("no request that may pass has failed");
+        client.join().expect("an allowed request failed");
     }
     assert!(
         done.load(Ordering::SeqCst) > reloads(),
-        "requests ran meanwhile"
+        "requests must succeed during the reloads"
     );
 }
 
-/// Rules by which only `path` may be requested: the allowlist says so, and a policy bundle
-/// repeats it. The allowlist of one version with the bundle of the other results in a refusal by
-/// the bundle, which neither version gives alone.
-fn only(
+/// Rules that allow only `path`, in the allowlist and again in a policy bundle. The allowlist of
+/// one version with the bundle of the other version would cause a refusal by the bundle, which
+/// neither version alone causes.
+fn rules_allowing_only(
     fixture: &TrafficFixture,
     path: &str,
     web: &OriginServer,
@@ -119,8 +121,8 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
     let web = OriginServer::http(|_| OriginReply::text("hello"));
     let ports: [Port; 4] = std::array::from_fn(|_| Port::take());
     let rules = [
-        only(&fixture, "/even", &web, &ports[0], &ports[1]),
-        only(&fixture, "/odd", &web, &ports[2], &ports[3]),
+        rules_allowing_only(&fixture, "/even", &web, &ports[0], &ports[1]),
+        rules_allowing_only(&fixture, "/odd", &web, &ports[2], &ports[3]),
     ];
     fixture.write(&rules[0]);
     let agent = fixture.create("fix");
@@ -128,17 +130,17 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
     let clients: Vec<_> = ["/even", "/odd", "/even", "/odd"]
         .into_iter()
         .map(|path| {
-            let (inside, stop) = (agent.inside(), Arc::clone(&stop));
+            let (namespace, stop) = (agent.namespace(), Arc::clone(&stop));
             std::thread::spawn(move || {
                 let mut decided = [0_usize; 2];
-                let mut stream = inside.port(80);
+                let mut stream = namespace.port(80);
                 while !stop.load(Ordering::SeqCst) {
                     stream
                         .write_all(get("web.example", path).as_bytes())
                         .unwrap_or_default();
                     // A reload may end an answer in flight, and with it the connection.
                     let Ok(answer) = http::read_response(&mut stream) else {
-                        stream = inside.port(80);
+                        stream = namespace.port(80);
                         continue;
                     };
                     if answer.text() == "hello" {
@@ -167,7 +169,7 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
     for client in clients {
         let decided = client
             .join()
-            .expect("no request is decided by half a snapshot");
+            .expect("every request is decided by one snapshot");
         assert!(decided.iter().all(|count| *count > 0), "{decided:?}");
     }
 }
@@ -199,8 +201,8 @@ fn downloads_and_websockets_end_when_their_rule_is_revoked() {
     let held = latch.clone();
     let answer = move |request: &testkit::origin::OriginRequest| match request.path() {
         "/ws" => OriginReply::echo("websocket"),
-        "/slow" => OriginReply::text("begun").paused(&held),
-        "/late" => OriginReply::text("late").held(&held),
+        "/slow" => OriginReply::text("begun").body_held_until(&held),
+        "/late" => OriginReply::text("late").held_until(&held),
         "/large" => OriginReply::large(1 << 40),
         _ => OriginReply::text("hello"),
     };
@@ -212,7 +214,7 @@ fn downloads_and_websockets_end_when_their_rule_is_revoked() {
     fixture.write(&stays.clone().allow("goes.example"));
     let agent = fixture.create("fix");
     let open = |host: &str, path: &str| {
-        let mut stream = agent.inside().port(80);
+        let mut stream = agent.namespace().port(80);
         let upgrade = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
         let more = if path == "/ws" { upgrade } else { "" };
         write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n").unwrap();
@@ -228,26 +230,29 @@ fn downloads_and_websockets_end_when_their_rule_is_revoked() {
         }
         stream
     };
-    // One with an endless body, another without a response yet.
+    // A request with an endless response body, and a request without a response yet.
     let mut fast = open("goes.example", "/large");
-    let mut waiting = agent.inside().port(80);
+    let mut waiting = agent.namespace().port(80);
     waiting
         .write_all(get("goes.example", "/late").as_bytes())
         .unwrap();
-    wait::until("the upstream to be asked", || {
+    wait::until("the upstream to receive the request", || {
         web.requests()
             .iter()
             .any(|request| request.path() == "/late")
             .then_some(())
     });
-    let mut ends = [open("goes.example", "/ws"), open("goes.example", "/slow")];
+    let mut revoked = [open("goes.example", "/ws"), open("goes.example", "/slow")];
     let mut socket = open("stays.example", "/ws");
     let mut download = open("stays.example", "/slow");
     fixture.reload(&stays);
-    for stream in &mut ends {
-        assert!(inside::ends(stream, CLOSE_TIMEOUT));
+    for stream in &mut revoked {
+        assert!(inside::closes_within(stream, CLOSE_TIMEOUT));
     }
-    assert!(inside::ends(&mut fast, CLOSE_TIMEOUT), "it always has more");
+    assert!(
+        inside::closes_within(&mut fast, CLOSE_TIMEOUT),
+        "the endless response must end"
+    );
     refusal(
         &http::read_response(&mut waiting).unwrap(),
         403,
@@ -268,13 +273,13 @@ fn request_buffered_over_a_revoking_reload_is_not_forwarded() {
     let api = fixture.https(&["api.github.com"], |_| OriginReply::text("{}"));
     let without = Rules::new().at("api.github.com", api.address());
     fixture.write(&without.clone().allow("api.github.com"));
-    let made = fixture.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
-    let id = made["id"].as_str().unwrap();
-    let inside = inside::NetNamespace::of(&fixture.gate_dir, id);
+    let sandbox = fixture.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
+    let id = sandbox["id"].as_str().unwrap();
+    let namespace = inside::NetNamespace::of_sandbox(&fixture.gate_dir, id);
     // The rules for GitHub read this body before the request is forwarded.
     let (first, second) = ("{\"title\": \"a\", ", "\"body\": \"b\"}");
     let post = || {
-        let mut tls = inside::tls(inside.port(443), Some("api.github.com"), &["http/1.1"]);
+        let mut tls = inside::tls(namespace.port(443), Some("api.github.com"), &["http/1.1"]);
         let length = first.len() + second.len();
         write!(
             tls,
@@ -289,29 +294,30 @@ fn request_buffered_over_a_revoking_reload_is_not_forwarded() {
     assert_eq!(
         exchange(&mut passes, second).status,
         200,
-        "with its rule it passes"
+        "the rules allow the request"
     );
     let mut held = post();
-    // Long enough for the gate to check the head: it has since answered another request.
-    let mut other = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
+    // After the response to another request, the gate has also checked the head of the held
+    // request.
+    let mut other = inside::tls(namespace.port(443), Some("evil.example"), &["http/1.1"]);
     refusal(
         &exchange(&mut other, get("evil.example", "/")),
         403,
         "host_denied",
     );
     fixture.reload(&without);
-    let _cut = held
+    let _written = held
         .write_all(second.as_bytes())
         .and_then(|()| held.flush());
     if let Ok(answer) = http::read_response(&mut held) {
         assert_eq!(answer.status, 403, "{answer:?} {}", answer.text());
     }
     assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
-    wait::until("the refusal to be written down", || {
+    wait::until("the record of the refusal", || {
         let records = fixture.records();
         let mut records = records.iter();
         records
-            .any(|one| one["host"] == "api.github.com" && one["verdict"] == "deny")
+            .any(|record| record["host"] == "api.github.com" && record["verdict"] == "deny")
             .then_some(())
     });
 }
@@ -324,19 +330,19 @@ fn requests_in_flight_end_when_their_sandbox_is_deleted() {
     let fixture = TrafficFixture::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let web = OriginServer::http(move |_| OriginReply::text("begun").paused(&held));
+    let web = OriginServer::http(move |_| OriginReply::text("begun").body_held_until(&held));
     fixture.write(
         &Rules::new()
             .allow("web.example")
             .at("web.example", web.address()),
     );
     let agent = fixture.create("fix");
-    let inside = agent.inside();
-    let mut direct = inside.port(80);
+    let namespace = agent.namespace();
+    let mut direct = namespace.port(80);
     direct
         .write_all(get("web.example", "/").as_bytes())
         .unwrap();
-    let mut tunnel = inside.port(8080);
+    let mut tunnel = namespace.port(8080);
     tunnel
         .write_all(b"CONNECT web.example:80 HTTP/1.1\r\nHost: web.example:80\r\n\r\n")
         .unwrap();
@@ -344,7 +350,7 @@ fn requests_in_flight_end_when_their_sandbox_is_deleted() {
     tunnel
         .write_all(get("web.example", "/").as_bytes())
         .unwrap();
-    let mut idle = inside.port(8080);
+    let mut idle = namespace.port(8080);
     idle.write_all(b"CONNECT web.example:80 HTTP/1.1\r\nHost: web.example:80\r\n\r\n")
         .unwrap();
     assert_eq!(http::read_head(&mut idle).unwrap().status, 200);
@@ -356,9 +362,9 @@ fn requests_in_flight_end_when_their_sandbox_is_deleted() {
         stream
             .set_read_timeout(Some(Duration::from_secs(10)))
             .unwrap();
-        assert!(inside::ends(&mut *stream, CLOSE_TIMEOUT));
+        assert!(inside::closes_within(&mut *stream, CLOSE_TIMEOUT));
     }
-    wait::until("the upstream to be left", || {
+    wait::until("the connections to the upstream to close", || {
         (web.open() == 0).then_some(())
     });
 }

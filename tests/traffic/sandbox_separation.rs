@@ -12,7 +12,7 @@ const API: &str = "https://api.example/v1";
 
 fn with_two(policy: &str, check: impl FnOnce(&OriginServer, &Agent<'_>, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
-    let api = fixture.https_one(&["api.example"], |request| match request.path() {
+    let api = fixture.https_http1(&["api.example"], |request| match request.path() {
         "/fails" => OriginReply::status(500),
         _ => OriginReply::text("hello"),
     });
@@ -57,8 +57,8 @@ fn upstream_connections_are_not_shared_between_sandboxes() {
             assert_eq!(two.curl(&format!("-A two {API}")).status, 200);
         }
         let connection_of = |name: &str| -> Vec<usize> {
-            let seen = api.requests();
-            let own = seen
+            let requests = api.requests();
+            let own = requests
                 .iter()
                 .filter(|request| request.header("user-agent") == Some(name));
             own.map(|request| request.connection).collect()
@@ -69,7 +69,7 @@ fn upstream_connections_are_not_shared_between_sandboxes() {
             ones.iter().all(|used| !twos.contains(used)),
             "{ones:?} {twos:?}"
         );
-        assert_eq!(ones[0], ones[1], "its own is used again");
+        assert_eq!(ones[0], ones[1], "a sandbox reuses its own connection");
     });
 }
 
@@ -83,7 +83,7 @@ fn dns_queries_of_one_sandbox_reveal_nothing_to_another() {
             first.starts_with("198.18.") || first.starts_with("198.19."),
             "{first}"
         );
-        // Queries of the other sandbox in between change nothing here.
+        // Queries of another sandbox do not change the addresses that a sandbox receives.
         let lines: Vec<String> = (0..20).map(|n| format!("n{n}.example A")).collect();
         one.stdout_of(&format!(
             "printf '%s\\n' {} | dig +short -f -",
@@ -120,19 +120,19 @@ fn concurrent_requests_are_recorded_with_their_own_sandbox() {
             scope.spawn(|| run(one, "one"));
             scope.spawn(|| run(two, "two"));
         });
-        let whole = || {
+        let find_records = || {
             let records = one.fixture.records();
-            let of: Vec<_> = records
+            let found: Vec<_> = records
                 .into_iter()
                 .filter(|record| text(&record["path"]).starts_with("/of/"))
                 .collect();
-            let count: u64 = of
+            let count: u64 = found
                 .iter()
-                .map(|one| one["count"].as_u64().unwrap_or(1))
+                .map(|record| record["count"].as_u64().unwrap_or(1))
                 .sum();
-            (count == 80).then_some(of)
+            (count == 80).then_some(found)
         };
-        for record in wait::until("a record of each request", whole) {
+        for record in wait::until("a record of each request", find_records) {
             let own = if text(&record["path"]).starts_with("/of/one/") {
                 one
             } else {
@@ -149,15 +149,15 @@ fn flooding_sandbox_does_not_delay_another() {
         return;
     }
     with_two("", |_, one, two| {
-        let inside = one.inside();
+        let namespace = one.namespace();
         let stop = Arc::new(AtomicBool::new(false));
         let floods: Vec<_> = (0..4)
             .map(|_| {
-                let (inside, stop) = (inside.clone(), Arc::clone(&stop));
+                let (namespace, stop) = (namespace.clone(), Arc::clone(&stop));
                 std::thread::spawn(move || {
                     let mut passed = 0_u64;
                     while !stop.load(Ordering::SeqCst) {
-                        let mut stream = inside.port(80);
+                        let mut stream = namespace.port(80);
                         for _ in 0..200 {
                             crate::traffic_fixture::exchange(
                                 &mut stream,

@@ -1,5 +1,5 @@
-//! The verification list of seed 003, line by line, its part about traffic. The lines
-//! about git are in tests/git/seed.rs.
+//! The verification list of seed 003, line by line: the lines about traffic. The lines about git
+//! are in tests/git/seed.rs.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -21,10 +21,10 @@ fn with_api(rules: impl FnOnce(Rules) -> Rules, check: impl FnOnce(&OriginServer
     let api = fixture.https(&["api.example"], |request| {
         OriginReply::text(request.path().to_owned())
     });
-    let given = Rules::new()
+    let base_rules = Rules::new()
         .allow("api.example")
         .at("api.example", api.address());
-    fixture.write(&rules(given));
+    fixture.write(&rules(base_rules));
     let agent = fixture.create("fix");
     check(&api, &agent);
 }
@@ -36,9 +36,9 @@ fn seed_003_line_05_allowed_api_is_reached() {
         |api, agent| {
             let got = agent.curl(&format!("-d '{{\"a\":1}}' {API}"));
             assert_eq!((got.status, got.body.as_str()), (200, "/v1/messages"));
-            let seen = &api.requests()[0];
+            let request = &api.requests()[0];
             assert_eq!(
-                (seen.method.as_str(), &seen.body[..]),
+                (request.method.as_str(), &request.body[..]),
                 ("POST", &b"{\"a\":1}"[..])
             );
         },
@@ -46,7 +46,7 @@ fn seed_003_line_05_allowed_api_is_reached() {
 }
 
 #[test]
-fn seed_003_line_07_restarted_gate_knows_its_sandboxes() {
+fn seed_003_line_07_restarted_gate_keeps_its_sandboxes() {
     with_api(
         |rules| rules,
         |_, agent| {
@@ -57,7 +57,7 @@ fn seed_003_line_07_restarted_gate_knows_its_sandboxes() {
             agent.fixture.ok(&["gate", "restart"]);
             assert_eq!(agent.curl(API).status, 200);
             assert_eq!(rows(agent.fixture), before);
-            // And a gate that was killed.
+            // A killed gate also keeps its sandboxes.
             let status = std::process::Command::new("kill")
                 .args(["-9", &agent.fixture.gate().to_string()])
                 .status();
@@ -119,7 +119,7 @@ fn seed_003_line_09_other_name_does_not_exist() {
             let records = agent.fixture.records();
             let mut records = records.iter();
             records
-                .find(|one| one["kind"] == "dns" && one["host"] == "evil.example")
+                .find(|record| record["kind"] == "dns" && record["host"] == "evil.example")
                 .cloned()
         };
         let found = wait::until("a record of the query", denied);
@@ -200,7 +200,7 @@ fn seed_003_line_11_health_is_read_on_the_control_socket() {
 }
 
 #[test]
-fn seed_003_line_12_container_id_never_leaves() {
+fn seed_003_line_12_container_id_is_never_sent_upstream() {
     with_api(
         |rules| rules,
         |api, agent| {
@@ -218,14 +218,14 @@ fn seed_003_line_12_container_id_never_leaves() {
                 );
             }
             assert_eq!(api.requests().len(), 4);
-            for seen in api.requests() {
-                assert!(!format!("{seen:?}").contains(&agent.id), "{seen:?}");
+            for request in api.requests() {
+                assert!(!format!("{request:?}").contains(&agent.id), "{request:?}");
             }
         },
     );
 }
 
-/// An API that answers with a settable status, and a breaker with that recovery time.
+/// Runs `check` with an API whose status the test sets, and a breaker with this recovery time.
 fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &OriginServer, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
     let status = Arc::new(AtomicU16::new(500));
@@ -264,7 +264,11 @@ fn seed_003_line_13_open_breaker_answers_503_with_remaining_time() {
             assert!((1..=last).contains(&left), "{left} after {last}: {body}");
             last = left;
         }
-        assert_eq!(api.requests().len(), 3, "the upstream was left alone");
+        assert_eq!(
+            api.requests().len(),
+            3,
+            "the upstream received no more requests"
+        );
     });
 }
 
@@ -282,7 +286,7 @@ fn seed_003_line_13_breaker_closes_after_successful_probes() {
         for _ in 0..5 {
             assert_eq!(agent.curl(API).status, 200);
         }
-        // Closed again: a failure is passed on, and does not open it.
+        // The breaker is closed again: a single failure is forwarded and does not open the breaker.
         status.store(500, Ordering::SeqCst);
         assert_eq!(agent.curl(API).status, 500);
         status.store(200, Ordering::SeqCst);
@@ -306,7 +310,7 @@ fn breaker_gauge_reports_half_open_once_recovery_time_passed() {
         wait::until("the gauge to report half-open", || {
             (breaker_gauge(agent.fixture) == Some(2.0)).then_some(())
         });
-        assert_eq!(api.requests().len(), 3, "no request was needed for it");
+        assert_eq!(api.requests().len(), 3, "no further request was sent");
     });
     with_failing("60s", |_, _, agent| {
         for _ in 0..3 {
@@ -381,13 +385,14 @@ fn seed_003_line_14_excess_requests_get_429_with_retry_after() {
             assert_eq!(passed + refused, 40, "{codes}");
             assert!((20..40).contains(&passed), "{codes}");
             assert_eq!(api.requests().len(), passed);
-            // In one curl: starting another may take as long as a token.
-            let drained = format!(
+            // One curl process sends all requests: another start could take as long as the refill
+            // of a token.
+            let drain_and_request = format!(
                 "-o /dev/null -w '' '{API}?[1-20]' \
                  --next -sS --max-time 25 -i -w '\\n%{{http_code}}' {API}"
             );
             let got = wait::until("a refusal", || {
-                Some(agent.curl(&drained)).filter(|got| got.status == 429)
+                Some(agent.curl(&drain_and_request)).filter(|got| got.status == 429)
             });
             let (head, body) = got
                 .body
@@ -500,5 +505,8 @@ fn seed_003_run_sets_the_push_limit_of_a_repository() {
     let other = run("acme/app");
     assert_eq!(other.status.code(), Some(4), "{}", describe(&other));
     let printed = output::stderr(&other);
-    assert!(printed.contains("it may use acme/app:500MiB"), "{printed}");
+    assert!(
+        printed.contains("the sandbox may use acme/app:500MiB"),
+        "{printed}"
+    );
 }

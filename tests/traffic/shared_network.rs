@@ -1,6 +1,6 @@
 //! Containers on a shared network: a container is identified by its registered address.
 //!
-//! Loopback stands for that network: every address of 127.0.0.0/8 is a container.
+//! The test uses loopback as the shared network: every address of 127.0.0.0/8 may be a container.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -14,6 +14,7 @@ use testkit::wait;
 
 use crate::traffic_fixture::{CurlResponse, Rules, TrafficFixture, describe};
 
+/// A gate with a listener on a shared network, and its origins.
 pub(crate) struct Net {
     pub(crate) fixture: TrafficFixture,
     api: OriginServer,
@@ -24,19 +25,19 @@ pub(crate) struct Net {
 }
 
 /// A gate that listens on a shared network, without registrations.
-fn net() -> Net {
-    net_of(TrafficFixture::new(), |rules| rules)
+fn create_net() -> Net {
+    create_net_with(TrafficFixture::new(), |rules| rules)
 }
 
 /// A gate on a shared network, with more rules.
-pub(crate) fn net_of(fixture: TrafficFixture, more: impl FnOnce(Rules) -> Rules) -> Net {
-    net_of_started(fixture, more, |fixture| {
-        drop(fixture.ok(&["gate", "start"]))
+pub(crate) fn create_net_with(fixture: TrafficFixture, more: impl FnOnce(Rules) -> Rules) -> Net {
+    create_net_started_by(fixture, more, |fixture| {
+        drop(fixture.ok(&["gate", "start"]));
     })
 }
 
 /// A gate on a shared network that `start` starts.
-pub(crate) fn net_of_started(
+pub(crate) fn create_net_started_by(
     fixture: TrafficFixture,
     more: impl FnOnce(Rules) -> Rules,
     start: impl FnOnce(&TrafficFixture),
@@ -103,12 +104,12 @@ const API: &str = "https://api.example/v1";
 
 #[test]
 fn seed_003_line_06_unknown_source_address_is_refused() {
-    let net = net();
+    let net = create_net();
     net.register("one", "127.0.0.2", &[]);
     let got = net.curl("127.0.0.3", "http://api.example/");
     got.refused(403, "identity_unknown");
     assert_eq!(got.json()["error"], "Unknown source IP");
-    // A tunnel is refused at CONNECT: an unknown container does not trust our certificates.
+    // A tunnel is refused at CONNECT: an unknown container does not trust the gate's certificates.
     let output = net.run("127.0.0.3", API);
     let output_text = describe(&output);
     assert!(
@@ -120,8 +121,9 @@ fn seed_003_line_06_unknown_source_address_is_refused() {
         let records = net.fixture.records();
         let mut records = records.iter();
         records
-            .any(|one| {
-                one["reason"] == "identity_unknown" && one.get("sandbox").is_none_or(Value::is_null)
+            .any(|record| {
+                record["reason"] == "identity_unknown"
+                    && record.get("sandbox").is_none_or(Value::is_null)
             })
             .then_some(())
     };
@@ -131,7 +133,7 @@ fn seed_003_line_06_unknown_source_address_is_refused() {
 
 #[test]
 fn seed_003_line_07_registrations_by_address_outlive_the_gate() {
-    let net = net();
+    let net = create_net();
     net.register("one", "127.0.0.2", &[]);
     assert_eq!(net.curl("127.0.0.2", API).status, 200);
     net.fixture.ok(&["gate", "restart"]);
@@ -142,7 +144,7 @@ fn seed_003_line_07_registrations_by_address_outlive_the_gate() {
 
 #[test]
 fn seed_003_lines_15_16_container_id_is_optional_but_checked() {
-    let net = net();
+    let net = create_net();
     net.register("one", "127.0.0.2", &[]);
     net.register("two", "127.0.0.3", &[]);
     for (ip, id, status) in [
@@ -163,18 +165,18 @@ fn seed_003_lines_15_16_container_id_is_optional_but_checked() {
         net.api
             .requests()
             .iter()
-            .all(|seen| seen.header("x-container-id").is_none())
+            .all(|request| request.header("x-container-id").is_none())
     );
 }
 
 #[test]
 fn ended_registration_ends_traffic_on_open_connections() {
-    let net = net();
+    let net = create_net();
     net.register("one", "127.0.0.2", &[]);
     // Two requests on one connection, with the end of the registration between them.
     let body = net.fixture.gate_dir.path().join("fifo");
-    let made = Command::new("mkfifo").arg(&body).status().unwrap();
-    assert!(made.success());
+    let status = Command::new("mkfifo").arg(&body).status().unwrap();
+    assert!(status.success());
     let line = format!(
         "curl -sS --max-time 25 --interface 127.0.0.2 -x http://{} -w '%{{http_code}} %{{num_connects}} ' \
          -o /dev/null http://api.example/a --next -sS --max-time 25 --interface 127.0.0.2 -x http://{} \
@@ -201,7 +203,7 @@ fn ended_registration_ends_traffic_on_open_connections() {
     assert_eq!(
         net.web.requests().len(),
         1,
-        "the second never arrived whole"
+        "the second request must not reach the origin"
     );
     net.curl("127.0.0.2", "http://api.example/")
         .refused(403, "identity_unknown");
@@ -209,7 +211,7 @@ fn ended_registration_ends_traffic_on_open_connections() {
 
 #[test]
 fn denied_tunnel_is_refused_at_connect_without_trust() {
-    let net = net();
+    let net = create_net();
     net.register("plain", "127.0.0.2", &[]);
     net.register("trusting", "127.0.0.3", &["--trusts-ca"]);
     let output = net.run("127.0.0.2", "https://evil.example/");
@@ -224,10 +226,10 @@ fn denied_tunnel_is_refused_at_connect_without_trust() {
 
 #[test]
 fn gates_own_addresses_are_refused_through_the_proxy() {
-    let net = net();
+    let net = create_net();
     net.register("one", "127.0.0.2", &[]);
     let at = net.proxy;
-    // Not even where the operator's own table says so.
+    // The addresses are refused even if `egress.resolve` contains them.
     let rules = net
         .rules
         .clone()
@@ -271,7 +273,7 @@ fn dns_answers_registered_containers_only() {
         let address = record(name, RecordData::A(Ipv4Addr::new(203, 0, 113, 7)));
         upstream.set_reply(name, 1, resolver::DnsReply::Records(vec![address]));
     }
-    let net = net();
+    let net = create_net();
     let port = Port::take();
     let at = port.address();
     let rules = net.rules.clone().egress(&format!(
@@ -298,20 +300,23 @@ fn dns_answers_registered_containers_only() {
         "{dns_queries:?}"
     );
     // Each record has the container's name.
-    let by = |host: &str, reason: &str| {
+    let wait_for_record = |host: &str, reason: &str| {
         wait::until_or(
             || {
                 let records = net.fixture.records();
                 let mut records = records.into_iter();
-                records.find(|one| {
-                    one["kind"] == "dns" && one["host"] == host && one["reason"] == reason
+                records.find(|record| {
+                    record["kind"] == "dns" && record["host"] == host && record["reason"] == reason
                 })
             },
             || format!("{reason} of {host}"),
         )
     };
-    assert_eq!(by("evil.example", "host_denied")["sandbox"], "one");
-    let unknown = by("evil.example", "identity_unknown");
+    assert_eq!(
+        wait_for_record("evil.example", "host_denied")["sandbox"],
+        "one"
+    );
+    let unknown = wait_for_record("evil.example", "identity_unknown");
     assert!(unknown.get("sandbox").is_none_or(Value::is_null));
     // After its registration ends, the container is unknown.
     net.fixture.ok(&["registry", "remove", "one"]);
@@ -323,7 +328,7 @@ fn dns_answers_registered_containers_only() {
 
 #[test]
 fn expired_registration_is_refused_and_removed() {
-    let net = net();
+    let net = create_net();
     let soon = Command::new("date")
         .args(["-u", "-d", "+8 seconds", "+%Y-%m-%dT%H:%M:%SZ"])
         .output()
@@ -351,7 +356,7 @@ fn expired_registration_is_refused_and_removed() {
 // Issue 15, number 16.
 #[test]
 fn seed_003_unavailable_registry_answers_503_through_the_proxy() {
-    let net = net();
+    let net = create_net();
     net.register("one", "127.0.0.2", &[]);
     assert_eq!(net.curl("127.0.0.2", "http://api.example/").status, 200);
     // A clean stop checkpoints the write-ahead log into the database file.
@@ -366,11 +371,11 @@ fn seed_003_unavailable_registry_answers_503_through_the_proxy() {
         (got.status == 503).then_some(got)
     };
     // The writer confirms the damage first, and requests pass until then.
-    let got = wait::until("the registry to be given up", unavailable);
+    let got = wait::until("the registry to become unavailable", unavailable);
     got.refused(503, "registry_unavailable");
     assert_eq!(got.json()["error"], "Registry unavailable");
     let passed = net.web.requests().len();
-    // From then on every address is refused, whether it was registered or not.
+    // Every address is refused now, whether it was registered or not.
     for ip in ["127.0.0.2", "127.0.0.3"] {
         let got = net.curl(ip, "http://api.example/");
         got.refused(503, "registry_unavailable");
@@ -381,25 +386,29 @@ fn seed_003_unavailable_registry_answers_503_through_the_proxy() {
 // Issue 15, number 16.
 #[test]
 fn seed_003_unregistered_container_leaves_no_rate_limit_series() {
-    let net = net();
+    let net = create_net();
     net.register("one", "127.0.0.2", &[]);
     net.register("two", "127.0.0.3", &[]);
     for ip in ["127.0.0.2", "127.0.0.3"] {
         assert_eq!(net.curl(ip, "http://api.example/").status, 200);
     }
-    let has = |id: &str| {
+    let has_series = |id: &str| {
         let series = format!("proxy_rate_limit_bucket_tokens{{container_id=\"{id}\"");
         net.fixture.metrics().contains(&series)
     };
-    assert!(has("one") && has("two"));
+    assert!(has_series("one") && has_series("two"));
     net.fixture.ok(&["registry", "remove", "one"]);
-    assert!(!has("one") && has("two"), "{}", net.fixture.metrics());
+    assert!(
+        !has_series("one") && has_series("two"),
+        "{}",
+        net.fixture.metrics()
+    );
 }
 
 // Issue 15, number 17.
 #[test]
 fn seed_003_replaced_registration_loses_the_address_at_once() {
-    let net = net();
+    let net = create_net();
     net.register("crashed", "127.0.0.2", &[]);
     assert_eq!(net.curl("127.0.0.2", API).status, 200);
     let add = ["registry", "add", "next", "--ip", "127.0.0.2"];
@@ -423,7 +432,9 @@ fn seed_003_replaced_registration_loses_the_address_at_once() {
         .control("GET", "/v1/audit?sandbox=crashed&kind=lifecycle");
     let events = events.json();
     let events = events["records"].as_array().unwrap().iter();
-    let events: Vec<&str> = events.filter_map(|one| one["event"].as_str()).collect();
+    let events: Vec<&str> = events
+        .filter_map(|record| record["event"].as_str())
+        .collect();
     assert_eq!(events, ["registered", "replaced"]);
     assert!(!net.fixture.metrics().contains("container_id=\"crashed\""));
 }

@@ -17,15 +17,15 @@ use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_en
 const MAX_GROWTH_KIB: u64 = 64 * 1024;
 
 /// Number of bytes to transfer: `PALISADE_BIG` sets it, in MiB.
-fn amount() -> u64 {
+fn transfer_size() -> u64 {
     let setting = std::env::var("PALISADE_BIG");
     let mib = setting.map_or(256, |text| text.parse().expect("PALISADE_BIG in MiB"));
     mib * 1024 * 1024
 }
 
-fn answer(request: &OriginRequest) -> OriginReply {
+fn reply_to(request: &OriginRequest) -> OriginReply {
     match request.path() {
-        "/large" => OriginReply::large(amount()),
+        "/large" => OriginReply::large(transfer_size()),
         "/length" => OriginReply::text(request.length.to_string()),
         "/trailers" => OriginReply::text("body").trailer("x-checksum", "42"),
         "/nothing" => OriginReply::status(204),
@@ -34,7 +34,7 @@ fn answer(request: &OriginRequest) -> OriginReply {
             .header("content-encoding", "zstd"),
         "/ws" => OriginReply::echo("websocket")
             .header("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
-        "/cut" => OriginReply::text("half").cut(),
+        "/cut" => OriginReply::text("half").abort_body(),
         "/events" => OriginReply::text("data: one\n\n").header("content-type", "text/event-stream"),
         _ => OriginReply::text("hello"),
     }
@@ -48,8 +48,8 @@ struct StreamingOrigins {
 fn with_agent(check: impl FnOnce(&StreamingOrigins, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
     let net = StreamingOrigins {
-        api: fixture.https(&["api.example"], answer),
-        web: OriginServer::http(answer),
+        api: fixture.https(&["api.example"], reply_to),
+        web: OriginServer::http(reply_to),
     };
     let rules = Rules::new()
         .allow("api.example")
@@ -70,7 +70,7 @@ fn large_download_uses_bounded_memory() {
         let size = agent.stdout_of(&format!(
             "curl -sS --http2 -o /dev/null -w '%{{size_download}}' {url}"
         ));
-        assert_eq!(size, amount().to_string());
+        assert_eq!(size, transfer_size().to_string());
         let grown = agent.fixture.peak_memory() - before;
         println!("{grown} KiB");
         assert!(grown < MAX_GROWTH_KIB, "{grown} KiB");
@@ -82,7 +82,7 @@ fn large_upload_uses_bounded_memory() {
     with_agent(|_, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
         let before = agent.fixture.peak_memory();
-        let (amount, url) = (amount(), "https://api.example/length");
+        let (amount, url) = (transfer_size(), "https://api.example/length");
         let got = agent.stdout_of(&format!(
             "head -c {amount} /dev/zero | curl -sS --http1.1 -T - {url}"
         ));
@@ -101,9 +101,9 @@ fn slow_reading_client_stops_reads_from_the_upstream() {
     with_agent(|net, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
         let before = agent.fixture.peak_memory();
-        let inside = agent.inside();
+        let namespace = agent.namespace();
         // Many at once, and no client reads its response.
-        let mut held: Vec<TcpStream> = (0..40).map(|_| inside.port(80)).collect();
+        let mut held: Vec<TcpStream> = (0..40).map(|_| namespace.port(80)).collect();
         for stream in &mut held {
             stream
                 .write_all(get("web.example", "/large").as_bytes())
@@ -119,15 +119,16 @@ fn slow_reading_client_stops_reads_from_the_upstream() {
     });
 }
 
-/// The handshake of RFC 6455, and its example of a masked frame with "Hello".
+/// A WebSocket handshake (RFC 6455).
 const OPENING: &str = "GET /ws HTTP/1.1\r\nHost: HOST\r\nUpgrade: websocket\r\n\
     Connection: keep-alive, Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
+/// A masked WebSocket frame with "Hello", from RFC 6455.
 const HELLO: [u8; 11] = [
     0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58,
 ];
 
-fn speak_websocket(mut stream: impl Read + Write, host: &str) {
+fn exchange_websocket_frames(mut stream: impl Read + Write, host: &str) {
     stream
         .write_all(OPENING.replace("HOST", host).as_bytes())
         .unwrap();
@@ -157,36 +158,36 @@ fn websockets_work_on_80_443_and_through_the_proxy() {
         return;
     }
     with_agent(|net, agent| {
-        let inside = agent.inside();
-        speak_websocket(inside.port(80), "web.example");
+        let namespace = agent.namespace();
+        exchange_websocket_frames(namespace.port(80), "web.example");
         let tls = |stream| inside::tls(stream, Some("api.example"), &["http/1.1"]);
-        speak_websocket(tls(inside.port(443)), "api.example");
-        let mut tunnel = inside.port(8080);
+        exchange_websocket_frames(tls(namespace.port(443)), "api.example");
+        let mut tunnel = namespace.port(8080);
         tunnel
             .write_all(b"CONNECT api.example:443 HTTP/1.1\r\nHost: api.example:443\r\n\r\n")
             .unwrap();
         assert_eq!(http::read_head(&mut tunnel).unwrap().status, 200);
-        speak_websocket(tls(tunnel), "api.example");
-        for seen in [net.api.requests(), net.web.requests()].concat() {
-            assert_eq!(seen.header("upgrade"), Some("websocket"), "{seen:?}");
+        exchange_websocket_frames(tls(tunnel), "api.example");
+        for request in [net.api.requests(), net.web.requests()].concat() {
+            assert_eq!(request.header("upgrade"), Some("websocket"), "{request:?}");
             assert_eq!(
-                seen.header("sec-websocket-key"),
+                request.header("sec-websocket-key"),
                 Some("dGhlIHNhbXBsZSBub25jZQ==")
             );
             assert_eq!(
-                seen.header("sec-websocket-extensions"),
+                request.header("sec-websocket-extensions"),
                 None,
-                "it could not be read"
+                "the gate could not read compressed frames"
             );
         }
-        let recorded = || {
+        let find_records = || {
             let records = agent.fixture.records();
             let records = records
                 .iter()
-                .filter(|one| one["path"] == "/ws" && one["status"] == 101);
+                .filter(|record| record["path"] == "/ws" && record["status"] == 101);
             (records.count() == 3).then_some(())
         };
-        wait::until("a record of each", recorded);
+        wait::until("a record of each WebSocket", find_records);
     });
 }
 
@@ -200,20 +201,20 @@ fn websockets_work_over_http2() {
             const hello = Buffer.from('818537fa213d7f9f4d5158', 'hex');
             session.on('remoteSettings', (settings) => {
                 if (!settings.enableConnectProtocol) { console.log('not offered'); session.destroy(); return; }
-                const asked = session.request({
+                const request = session.request({
                     ':method': 'CONNECT', ':protocol': 'websocket', ':path': path,
                     'sec-websocket-version': '13', 'sec-websocket-extensions': 'permessage-deflate',
                 });
                 let back = Buffer.alloc(0);
-                asked.on('response', (head) => {
+                request.on('response', (head) => {
                     console.log(head[':status']);
-                    if (head[':status'] === 200) asked.write(hello);
+                    if (head[':status'] === 200) request.write(hello);
                 });
-                asked.on('data', (data) => {
+                request.on('data', (data) => {
                     back = Buffer.concat([back, data]);
-                    if (back.equals(hello)) { console.log('back'); asked.end(); }
+                    if (back.equals(hello)) { console.log('back'); request.end(); }
                 });
-                asked.on('end', () => {
+                request.on('end', () => {
                     if (!back.equals(hello)) console.log(back.toString());
                     session.close();
                 });
@@ -234,20 +235,23 @@ fn websockets_work_over_http2() {
             "{requests:?}"
         );
         assert_eq!(requests[0].header("sec-websocket-extensions"), None);
-        wait::until("a record of it", || {
+        wait::until("a record of the WebSocket", || {
             let records = agent.fixture.records();
             let mut records = records.iter();
             records
-                .any(|one| one["path"] == "/ws" && one["method"] == "GET" && one["status"] == 101)
+                .any(|record| {
+                    record["path"] == "/ws" && record["method"] == "GET" && record["status"] == 101
+                })
                 .then_some(())
         });
-        // It is decided as any request, and a refusal can be read.
+        // The request is decided like any other, and the client can read a refusal.
         let printed = agent.stdout_of("node ~/ws.js evil.example /ws");
         assert!(
             printed.starts_with("403\n") && printed.contains("\"host_denied\""),
             "{printed}"
         );
-        // A server that does not switch has not agreed, whatever the status.
+        // A server that does not switch protocols has not accepted the WebSocket, whatever the
+        // status.
         assert_eq!(agent.stdout_of("node ~/ws.js api.example /"), "502\nhello");
     });
 }
@@ -259,16 +263,16 @@ fn websocket_to_a_denied_host_is_refused() {
     }
     with_agent(|_, agent| {
         let answer = exchange(
-            agent.inside().port(80),
+            agent.namespace().port(80),
             OPENING.replace("HOST", "evil.example"),
         );
         refusal(&answer, 403, "host_denied");
     });
 }
 
-/// An origin that sends an event or the end on command.
-fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
-    let (tell, commands) = mpsc::channel::<&'static str>();
+/// An origin that sends each event of the returned sender, and ends when the sender is dropped.
+fn event_origin() -> (OriginServer, mpsc::Sender<&'static str>) {
+    let (event_sender, commands) = mpsc::channel::<&'static str>();
     let commands = std::sync::Mutex::new(commands);
     let origin = OriginServer::raw(move |mut stream, _| {
         let mut head = Vec::new();
@@ -289,7 +293,7 @@ fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
         }
         let _gone = stream.write_all(b"0\r\n\r\n");
     });
-    (origin, tell)
+    (origin, event_sender)
 }
 
 #[test]
@@ -298,14 +302,14 @@ fn server_sent_events_are_forwarded_immediately() {
         return;
     }
     let fixture = TrafficFixture::new();
-    let (origin, tell) = events();
+    let (origin, event_sender) = event_origin();
     fixture.write(
         &Rules::new()
             .allow("web.example")
             .at("web.example", origin.address()),
     );
     let agent = fixture.create("fix");
-    let mut stream = agent.inside().port(80);
+    let mut stream = agent.namespace().port(80);
     stream
         .write_all(get("web.example", "/events").as_bytes())
         .unwrap();
@@ -313,14 +317,14 @@ fn server_sent_events_are_forwarded_immediately() {
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
     // Each event is read before the next is sent: a proxy that buffers would wait indefinitely.
     for event in ["one", "two", "three"] {
-        tell.send(event).unwrap();
+        event_sender.send(event).unwrap();
         let chunk = http::read_chunk(&mut stream).unwrap().unwrap();
         assert_eq!(
             String::from_utf8(chunk).unwrap(),
             format!("data: {event}\n\n")
         );
     }
-    drop(tell);
+    drop(event_sender);
     assert_eq!(http::read_chunk(&mut stream).unwrap(), None);
 }
 
@@ -333,9 +337,9 @@ fn stream_lifetime() -> Duration {
 /// The longest silence: less than the idle timeout, by default five minutes.
 const SILENCE: Duration = Duration::from_secs(4 * 60);
 
-/// Waits, and returns the interval of keep-alive messages.
-fn pauses(whole: Duration) -> Vec<Duration> {
-    let mut left = whole;
+/// Splits a duration into pauses of at most [`SILENCE`].
+fn pauses(total: Duration) -> Vec<Duration> {
+    let mut left = total;
     let mut pauses = Vec::new();
     while !left.is_zero() {
         let pause = left.min(SILENCE);
@@ -357,7 +361,7 @@ fn mostly_silent_stream_stays_open() {
         return;
     }
     let fixture = TrafficFixture::new();
-    let (origin, tell) = events();
+    let (origin, event_sender) = event_origin();
     // Every other timeout is shorter than the silence.
     let rules = Rules::new()
         .allow("web.example")
@@ -367,17 +371,17 @@ fn mostly_silent_stream_stays_open() {
     let agent = fixture.create("fix");
     let pauses = pauses(stream_lifetime());
     let expected = vec!["data: one"; pauses.len()].join("\n\n") + "\n\ndata: last";
-    let begun = Instant::now();
+    let start = Instant::now();
     let sender = thread::spawn(move || {
         for pause in pauses {
-            tell.send("one").unwrap();
+            event_sender.send("one").unwrap();
             stay_silent(pause);
         }
-        tell.send("last").unwrap();
+        event_sender.send("last").unwrap();
     });
     let got = agent.stdout_of("curl -sSN --max-time 3600 http://web.example/events");
     assert_eq!(got, expected);
-    assert!(begun.elapsed() >= stream_lifetime());
+    assert!(start.elapsed() >= stream_lifetime());
     sender.join().unwrap();
 }
 
@@ -387,7 +391,7 @@ fn mostly_silent_websocket_stays_open() {
         return;
     }
     with_agent(|_, agent| {
-        let mut stream = agent.inside().port(80);
+        let mut stream = agent.namespace().port(80);
         stream.set_read_timeout(None).unwrap();
         let opening = OPENING.replace("HOST", "web.example");
         stream.write_all(opening.as_bytes()).unwrap();
@@ -408,7 +412,7 @@ fn trailers_pass_in_both_directions() {
         return;
     }
     with_agent(|net, agent| {
-        let mut stream = agent.inside().port(80);
+        let mut stream = agent.namespace().port(80);
         let request = "POST /trailers HTTP/1.1\r\nHost: web.example\r\nTE: trailers\r\n\
             Connection: TE\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n\
             5\r\nhello\r\n0\r\nX-Sum: 7\r\n\r\n";
@@ -421,8 +425,8 @@ fn trailers_pass_in_both_directions() {
             http::read_line(&mut stream).unwrap().to_ascii_lowercase(),
             "x-checksum: 42"
         );
-        let seen = &net.web.requests()[0];
-        assert_eq!(seen.trailers.get("x-sum").unwrap(), "7", "{seen:?}");
+        let request = &net.web.requests()[0];
+        assert_eq!(request.trailers.get("x-sum").unwrap(), "7", "{request:?}");
     });
 }
 
@@ -432,7 +436,7 @@ fn responses_without_a_body_keep_the_connection_usable() {
         return;
     }
     with_agent(|_, agent| {
-        let mut stream = agent.inside().port(80);
+        let mut stream = agent.namespace().port(80);
         for (path, status) in [
             ("/nothing", 204),
             ("/same", 304),
@@ -469,13 +473,13 @@ fn responses_without_a_body_keep_the_connection_usable() {
 #[test]
 fn client_that_waits_for_100_continue_receives_it() {
     with_agent(|net, agent| {
-        let begun = Instant::now();
+        let start = Instant::now();
         let got = agent.curl(
             "--http1.1 -H 'Expect: 100-continue' --expect100-timeout 20 -d hello https://api.example/length",
         );
         assert_eq!(got.body, "5");
         assert!(
-            begun.elapsed() < Duration::from_secs(15),
+            start.elapsed() < Duration::from_secs(15),
             "no 100 Continue arrived"
         );
         assert_eq!(net.api.requests().len(), 1);
@@ -485,8 +489,8 @@ fn client_that_waits_for_100_continue_receives_it() {
             "--http2 -H 'Expect: 100-continue' --expect100-timeout 0.1 -d hello https://api.example/length",
         );
         assert_eq!(got.body, "5");
-        for seen in net.api.requests() {
-            assert_eq!(seen.header("expect"), None, "{seen:?}");
+        for request in net.api.requests() {
+            assert_eq!(request.header("expect"), None, "{request:?}");
         }
     });
 }
@@ -500,24 +504,24 @@ fn refused_request_gets_no_100_continue() {
         // The response is the refusal, without a 100 before it, although no body was sent.
         let head = "POST / HTTP/1.1\r\nHost: evil.example\r\nExpect: 100-continue\r\n\
             Content-Length: 1000\r\n\r\n";
-        let inside = agent.inside();
-        refusal(&exchange(inside.port(80), head), 403, "host_denied");
-        let tls = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
+        let namespace = agent.namespace();
+        refusal(&exchange(namespace.port(80), head), 403, "host_denied");
+        let tls = inside::tls(namespace.port(443), Some("evil.example"), &["http/1.1"]);
         refusal(&exchange(tls, head), 403, "host_denied");
         // The same over HTTP/2, with a client that waits without a timeout.
         let program = r#"
             const session = require('http2').connect('https://evil.example');
-            const asked = session.request(
+            const request = session.request(
                 {':method': 'POST', ':path': '/', 'expect': '100-continue'}, {endStream: false});
-            asked.on('continue', () => console.log('continue'));
-            asked.on('response', (head) => console.log(head[':status']));
-            asked.on('data', (data) => console.log(JSON.parse(data).reason));
-            asked.on('end', () => session.destroy());
+            request.on('continue', () => console.log('continue'));
+            request.on('response', (head) => console.log(head[':status']));
+            request.on('data', (data) => console.log(JSON.parse(data).reason));
+            request.on('end', () => session.destroy());
         "#;
         agent.stdout_of(&format!("cat >~/expect.js <<'EOF'\n{program}\nEOF\n"));
         assert_eq!(agent.stdout_of("node ~/expect.js"), "403\nhost_denied");
-        let seen = [net.api.requests(), net.web.requests()].concat();
-        assert!(seen.is_empty(), "{seen:?}");
+        let requests = [net.api.requests(), net.web.requests()].concat();
+        assert!(requests.is_empty(), "{requests:?}");
     });
 }
 
@@ -527,15 +531,15 @@ fn http_1_0_client_is_answered_and_disconnected() {
         return;
     }
     with_agent(|_, agent| {
-        let inside = agent.inside();
+        let namespace = agent.namespace();
         let answer = exchange(
-            inside.port(80),
+            namespace.port(80),
             "GET /hello HTTP/1.0\r\nHost: web.example\r\n\r\n",
         );
         assert_eq!((answer.status, answer.text().as_str()), (200, "hello"));
         // A body of unknown length ends with the connection: HTTP/1.0 has no chunks.
         let answer = exchange(
-            inside.port(80),
+            namespace.port(80),
             "GET /trailers HTTP/1.0\r\nHost: web.example\r\n\r\n",
         );
         assert_eq!(answer.header("transfer-encoding"), None, "{answer:?}");
@@ -556,9 +560,9 @@ fn compressed_bodies_pass_unchanged() {
              curl -sS -H 'Content-Encoding: zstd' --data-binary @- https://api.example/length";
         assert_eq!(agent.stdout_of(line), "15");
         let requests = net.api.requests();
-        let seen = requests.last().unwrap();
-        assert_eq!(seen.header("content-encoding"), Some("zstd"));
-        assert_eq!(&seen.body[..4], b"\x28\xb5\x2f\xfd");
+        let request = requests.last().unwrap();
+        assert_eq!(request.header("content-encoding"), Some("zstd"));
+        assert_eq!(&request.body[..4], b"\x28\xb5\x2f\xfd");
     });
 }
 
@@ -567,7 +571,8 @@ fn truncated_upstream_response_is_an_error_for_the_client() {
     with_agent(|_, agent| {
         for flags in ["--http1.1", "--http2"] {
             let output = agent.bash(&format!("curl -sS {flags} https://api.example/cut"));
-            // A part of the file, nothing at all, failure in receiving, or a stream that was reset.
+            // curl's codes for a partial file, an empty reply, a receive failure and a stream
+            // reset.
             let code = output.status.code();
             assert!(
                 matches!(code, Some(18 | 52 | 56 | 92)),
@@ -584,33 +589,36 @@ fn small_requests_on_a_reused_connection_are_not_delayed() {
         return;
     }
     with_agent(|_, agent| {
-        let inside: NetNamespace = agent.inside();
-        let mut plain = inside.port(80);
-        let mut tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
+        let namespace: NetNamespace = agent.namespace();
+        let mut plain = namespace.port(80);
+        let mut tls = inside::tls(namespace.port(443), Some("api.example"), &["http/1.1"]);
         exchange(&mut plain, get("web.example", "/hello"));
         exchange(&mut tls, get("api.example", "/hello"));
         let (mut in_plain, mut in_tls) = (Vec::new(), Vec::new());
         for _ in 0..50 {
-            let begun = Instant::now();
+            let start = Instant::now();
             assert_eq!(
                 exchange(&mut plain, get("web.example", "/hello")).text(),
                 "hello"
             );
-            in_plain.push(begun.elapsed());
-            let begun = Instant::now();
+            in_plain.push(start.elapsed());
+            let start = Instant::now();
             assert_eq!(
                 exchange(&mut tls, get("api.example", "/hello")).text(),
                 "hello"
             );
-            in_tls.push(begun.elapsed());
+            in_tls.push(start.elapsed());
         }
-        // Nagle's algorithm against delayed acknowledgements is 40 ms for each of the hundred;
-        // a busy machine is slow with a few.
-        for (how, mut took) in [("plain", in_plain), ("TLS", in_tls)] {
-            took.sort_unstable();
-            let median = took[took.len() / 2];
-            println!("{how}: {median:?} each");
-            assert!(median < Duration::from_millis(30), "{how}: {median:?} each");
+        // Nagle's algorithm with delayed acknowledgements would cost 40 ms for each of the hundred
+        // requests; a busy machine delays only a few.
+        for (protocol, mut durations) in [("plain", in_plain), ("TLS", in_tls)] {
+            durations.sort_unstable();
+            let median = durations[durations.len() / 2];
+            println!("{protocol}: {median:?} each");
+            assert!(
+                median < Duration::from_millis(30),
+                "{protocol}: {median:?} each"
+            );
         }
     });
 }
@@ -624,17 +632,17 @@ fn upload_is_streamed_to_the_upstream() {
     let (sender, receiver) = mpsc::channel();
     let sender = std::sync::Mutex::new(sender);
     let origin = OriginServer::raw(move |mut stream, _| {
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         let mut buffer = [0; 4096];
-        while !seen.ends_with(b"0\r\n\r\n") {
+        while !received.ends_with(b"0\r\n\r\n") {
             let Ok(n) = stream.read(&mut buffer) else {
                 return;
             };
             if n == 0 {
                 return;
             }
-            seen.extend_from_slice(&buffer[..n]);
-            sender.lock().unwrap().send(seen.clone()).unwrap();
+            received.extend_from_slice(&buffer[..n]);
+            sender.lock().unwrap().send(received.clone()).unwrap();
         }
         stream
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
@@ -646,7 +654,7 @@ fn upload_is_streamed_to_the_upstream() {
             .at("web.example", origin.address()),
     );
     let agent = fixture.create("fix");
-    let mut stream = agent.inside().port(80);
+    let mut stream = agent.namespace().port(80);
     stream.write_all(b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").unwrap();
     let limit = wait::LIMIT;
     while !String::from_utf8_lossy(&receiver.recv_timeout(limit).unwrap()).contains("first") {}

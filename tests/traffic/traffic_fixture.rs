@@ -1,4 +1,5 @@
-//! Fixture: an operator with a gate, sandboxes, and a small internet.
+//! Fixture: a gate with its configuration files, sandboxes, and a certificate authority for fake
+//! origins.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use testkit::{output, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// The operator's files.
+/// The operator's configuration files.
 #[derive(Clone, Default)]
 pub(crate) struct Rules {
     domains: Vec<String>,
@@ -36,7 +37,7 @@ impl Rules {
         self
     }
 
-    /// Sets the address of `authority`.
+    /// Makes the gate connect to `address` for requests to `authority`.
     pub(crate) fn at(mut self, authority: &str, address: SocketAddr) -> Self {
         self.resolve.push(format!("\"{authority}\": \"{address}\""));
         self
@@ -61,7 +62,7 @@ impl Rules {
     }
 }
 
-/// A gate directory, and the certificate authority of this internet.
+/// A gate directory, and the certificate authority of the fake origins.
 pub(crate) struct TrafficFixture {
     pub(crate) gate_dir: GateDir,
     pub(crate) ca: Ca,
@@ -73,8 +74,8 @@ impl TrafficFixture {
     }
 
     pub(crate) fn of(operator: Operator) -> Self {
-        let gate_dir = GateDir::of(operator, PALISADE);
-        let ca = Ca::new("the internet's root");
+        let gate_dir = GateDir::with_operator(operator, PALISADE);
+        let ca = Ca::new("root of the fake origins");
         ca.write(gate_dir.path());
         Self { gate_dir, ca }
     }
@@ -137,11 +138,11 @@ impl TrafficFixture {
 
     /// Creates a sandbox with more options of `palisade create`.
     pub(crate) fn create_with(&self, name: &str, options: &[&str]) -> Agent<'_> {
-        let made = self.json(&[&["create", name, "--no-repo"], options].concat());
+        let created = self.json(&[&["create", name, "--no-repo"], options].concat());
         let agent = Agent {
             fixture: self,
             name: name.to_owned(),
-            id: text(&made["id"]),
+            id: text(&created["id"]),
         };
         agent.trust();
         agent
@@ -186,7 +187,7 @@ impl TrafficFixture {
         wait::until_or(find, || format!("a record of {request}"))
     }
 
-    /// A server with TLS, for `names`.
+    /// Starts an origin with TLS for `names`.
     pub(crate) fn https(
         &self,
         names: &[&str],
@@ -195,8 +196,8 @@ impl TrafficFixture {
         OriginServer::https(self.ca.identity(names), answer)
     }
 
-    /// A server with TLS and without HTTP/2, for `names`.
-    pub(crate) fn https_one(
+    /// Starts an origin with TLS and without HTTP/2 for `names`.
+    pub(crate) fn https_http1(
         &self,
         names: &[&str],
         answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
@@ -232,21 +233,21 @@ impl Agent<'_> {
         assert!(child.wait().unwrap().success());
     }
 
-    /// Runs a line of bash inside, which may fail.
+    /// Runs a line of bash in the sandbox, which may fail.
     pub(crate) fn bash(&self, line: &str) -> Output {
         let line = format!("{TRUSTING}{line}");
         self.fixture
             .run(&["exec", &self.name, "--", "bash", "-c", &line])
     }
 
-    /// Runs a line of bash inside, which must succeed, and returns its output.
+    /// Runs a line of bash in the sandbox, which must succeed, and returns its output.
     pub(crate) fn stdout_of(&self, line: &str) -> String {
         let output = self.bash(line);
         assert!(output.status.success(), "{line}: {}", describe(&output));
         output::stdout(&output).trim_end().to_owned()
     }
 
-    /// Runs curl inside, which must get a response.
+    /// Runs curl in the sandbox, which must get a response.
     pub(crate) fn curl(&self, args: &str) -> CurlResponse {
         let line = format!("curl -sS --max-time 25 -w '\\n%{{http_code}}' {args}");
         let printed = self.stdout_of(&line);
@@ -257,9 +258,9 @@ impl Agent<'_> {
         }
     }
 
-    /// The sandbox's network.
-    pub(crate) fn inside(&self) -> NetNamespace {
-        NetNamespace::of(&self.fixture.gate_dir, &self.id)
+    /// The sandbox's network namespace.
+    pub(crate) fn namespace(&self) -> NetNamespace {
+        NetNamespace::of_sandbox(&self.fixture.gate_dir, &self.id)
     }
 }
 
@@ -282,14 +283,14 @@ impl CurlResponse {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Asserts a refusal of that status and reason. Returns the request id.
+    /// Asserts a refusal with this status and reason. Returns the request id.
     #[track_caller]
     pub(crate) fn refused(&self, status: u16, reason: &str) -> String {
         refused(self.status, &self.json(), status, reason)
     }
 }
 
-/// Asserts a refusal of that status and reason. Returns the request id.
+/// Asserts a refusal with this status and reason. Returns the request id.
 #[track_caller]
 pub(crate) fn refusal(answer: &HttpResponse, status: u16, reason: &str) -> String {
     let body = answer.json();
@@ -333,5 +334,5 @@ pub(crate) fn text(value: &Value) -> String {
 
 /// Whether the test may enter a sandbox's network namespace.
 pub(crate) fn may_enter() -> bool {
-    testkit::require_root("stepping into a sandbox's network")
+    testkit::require_root("entering a sandbox's network namespace")
 }

@@ -5,7 +5,7 @@ use testkit::origin::OriginReply;
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe, text};
 
-/// Names of this internet: api.example with TLS, web.example without, and others.
+/// Runs `check` with origins for api.example (TLS), web.example (plain HTTP) and others.
 fn with_agent(operator: Operator, check: impl FnOnce(&TrafficFixture, &Agent<'_>)) {
     let fixture = TrafficFixture::of(operator);
     let api = fixture.https(&["api.example", "*.wild.example"], |request| {
@@ -26,9 +26,10 @@ fn with_agent(operator: Operator, check: impl FnOnce(&TrafficFixture, &Agent<'_>
     check(&fixture, &agent);
 }
 
+/// Runs `check` with a gate of the current user and, as root, with a gate of an unprivileged user.
 fn every_operator(check: fn(&TrafficFixture, &Agent<'_>)) {
     with_agent(Operator::CurrentUser, check);
-    if testkit::require_root("being an unprivileged user") {
+    if testkit::require_root("running as an unprivileged user") {
         with_agent(Operator::Unprivileged, check);
     }
 }
@@ -60,7 +61,7 @@ fn ports_of_rules_are_captured_without_a_proxy() {
     let agent = fixture.create("fix");
     let got = agent.curl("--noproxy '*' https://odd.example:8443/");
     assert_eq!((got.status, got.body.as_str()), (200, "odd"));
-    // A captured port is not an allowed one.
+    // A captured port is not automatically an allowed port.
     let got = agent.curl("--noproxy '*' https://api.example:8443/");
     got.refused(403, "port_denied");
 }
@@ -84,9 +85,9 @@ fn denied_request_can_be_explained_by_agent_and_operator() {
             assert_eq!(why["reason"], "host_denied", "{why}");
             assert_eq!(why["host"], "evil.example", "{why}");
             assert_eq!(why["sandbox"], agent.id.as_str(), "{why}");
-            let inside = agent.curl(&format!("http://palisade.internal/why/{id}"));
-            assert_eq!(inside.status, 200, "{inside:?}");
-            assert_eq!(inside.json()["reason"], "host_denied");
+            let explanation = agent.curl(&format!("http://palisade.internal/why/{id}"));
+            assert_eq!(explanation.status, 200, "{explanation:?}");
+            assert_eq!(explanation.json()["reason"], "host_denied");
             let record = fixture.record(&id);
             assert_eq!(
                 (&record["verdict"], &record["host"], &record["status"]),
@@ -107,7 +108,7 @@ fn refusal_of_another_sandbox_is_not_shown() {
         let requested = format!("http://palisade.internal/why/{id}");
         assert_eq!(other.curl(&requested).status, 404);
         assert_eq!(agent.curl(&requested).status, 200);
-        // Not from the log either, where the record is when the gate has forgotten it.
+        // After a restart the gate reads the record from the audit log, with the same restriction.
         fixture.record(&id);
         fixture.ok(&["gate", "restart"]);
         assert_eq!(other.curl(&requested).status, 404);
@@ -178,17 +179,17 @@ fn policy_try_matches_the_actual_decisions() {
             ("GET", "http://0x7f.1/"),
             ("GET", "http://[::1]/"),
         ] {
-            let tried = fixture.run(&["policy", "try", "--method", method, url, "--json"]);
-            let report: serde_json::Value = serde_json::from_slice(&tried.stdout)
-                .unwrap_or_else(|error| panic!("{url}: {error}: {}", describe(&tried)));
+            let trial = fixture.run(&["policy", "try", "--method", method, url, "--json"]);
+            let report: serde_json::Value = serde_json::from_slice(&trial.stdout)
+                .unwrap_or_else(|error| panic!("{url}: {error}: {}", describe(&trial)));
             let body = if method == "POST" { "-d x" } else { "" };
             let got = agent.curl(&format!(
                 "-g --path-as-is -X {method} {body} --noproxy '' -x http://192.0.0.1:8080 '{url}'"
             ));
-            if tried.status.code() == Some(0) {
+            if trial.status.code() == Some(0) {
                 assert_eq!(got.status, 200, "{method} {url}: {report} {got:?}");
             } else {
-                assert_eq!(tried.status.code(), Some(7), "{url}: {}", describe(&tried));
+                assert_eq!(trial.status.code(), Some(7), "{url}: {}", describe(&trial));
                 let reason = &got.json()["reason"];
                 assert_eq!(
                     *reason, report["reason"],

@@ -1,4 +1,4 @@
-//! The client finds its workbench, reconnects, and never runs a call twice.
+//! The workbench client: it waits for the workbench, reconnects, and never runs a call twice.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use workbench::request::{
 use workbench::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
 use crate::processes::wait_for;
-use crate::server::{self, BOTH, Server, SocketKind};
+use crate::server::{self, ALL_SOCKET_KINDS, Server, SocketKind};
 
 fn address(server: &Server) -> WorkbenchAddress {
     match &server.address {
@@ -43,7 +43,7 @@ fn command(args: impl Into<String>) -> BashRequest {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_tool_can_be_called() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let client = client(&server);
         client.wait_until_ready().await.unwrap();
@@ -102,7 +102,7 @@ async fn every_tool_can_be_called() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn command_output_is_streamed_and_dropping_it_kills_it() {
+async fn dropping_the_output_stream_kills_the_command() {
     let server = Server::start(SocketKind::Unix);
     let client = client(&server);
     let mut output = client
@@ -128,7 +128,7 @@ async fn command_output_is_streamed_and_dropping_it_kills_it() {
 async fn missing_server_is_reported_after_the_timeout() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    let begun = Instant::now();
+    let started = Instant::now();
     let client = WorkbenchClient::new(
         WorkbenchAddress::Unix(path.clone()),
         Duration::from_millis(500),
@@ -140,7 +140,7 @@ async fn missing_server_is_reported_after_the_timeout() {
         path.display()
     );
     assert_eq!(error.to_string(), sentence);
-    let took = begun.elapsed();
+    let took = started.elapsed();
     assert!(
         took >= Duration::from_millis(400) && took < Duration::from_secs(5),
         "{took:?}"
@@ -168,15 +168,15 @@ async fn refused_token_is_reported_immediately() {
     assert!(client.run(&command("true")).await.unwrap().ok);
 }
 
-/// A server that is healthy first, and whose accept queue is full afterwards: connections are
-/// neither accepted nor refused.
+/// A server that answers one health check, and whose accept queue is full afterwards: further
+/// connections are neither accepted nor refused.
 async fn answer_health_then_hang(listener: TcpListener) {
     let address = listener.local_addr().unwrap();
     let (mut first, _) = listener.accept().await.unwrap();
     let mut requested = [0; 1024];
     assert!(first.read(&mut requested).await.unwrap() > 0);
     let mut queue = Vec::new();
-    // The first connection that waits shows that the queue is full.
+    // The queue is full when a connection attempt has to wait.
     while let Ok(stream) =
         tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
     {
@@ -196,7 +196,7 @@ async fn unresponsive_port_times_out() {
     let hanging = tokio::spawn(answer_health_then_hang(listener));
     let at = WorkbenchAddress::Tcp("127.0.0.1".to_owned(), port);
     let client = WorkbenchClient::new(at, Duration::from_millis(500), None).unwrap();
-    // Without our timeout the kernel's is two minutes.
+    // Without the client's own timeout, the kernel's timeout of two minutes would apply.
     let run = tokio::time::timeout(wait::LIMIT, async { client.run(&command("true")).await });
     let error = run.await.unwrap().unwrap_err();
     assert!(
@@ -227,20 +227,20 @@ async fn calls_continue_after_a_workbench_restart_and_run_once() {
     let wait = Duration::from_secs(30);
     let client =
         Arc::new(WorkbenchClient::new(WorkbenchAddress::Unix(socket.clone()), wait, None).unwrap());
-    let over = Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let answered = Arc::new(AtomicU32::new(0));
     let callers: Vec<_> = (0..CALLERS)
         .map(|caller| {
-            let (client, over) = (Arc::clone(&client), Arc::clone(&over));
+            let (client, stop) = (Arc::clone(&client), Arc::clone(&stop));
             let answered = Arc::clone(&answered);
             tokio::spawn(async move {
                 let (mut done, mut unknown) = (Vec::new(), Vec::new());
                 for number in 0.. {
-                    if over.load(Ordering::Relaxed) {
+                    if stop.load(Ordering::Relaxed) {
                         break;
                     }
                     let call = format!("{caller}-{number}");
-                    // One write of a line to the end of a file is atomic.
+                    // Appending a line with one write is atomic.
                     match client.run(&command(format!("echo {call} >> log"))).await {
                         Ok(result) if result.ok => {
                             answered.fetch_add(1, Ordering::Relaxed);
@@ -280,21 +280,25 @@ async fn calls_continue_after_a_workbench_restart_and_run_once() {
         (answered.load(Ordering::Relaxed) > before + CALLERS).then_some(())
     })
     .await;
-    over.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     let mut times: HashMap<String, u32> = HashMap::new();
     let (mut done, mut unknown) = (Vec::new(), Vec::new());
     for caller in callers {
-        let (of_done, of_unknown) = caller.await.unwrap();
-        done.extend(of_done);
-        unknown.extend(of_unknown);
+        let (caller_done, caller_unknown) = caller.await.unwrap();
+        done.extend(caller_done);
+        unknown.extend(caller_unknown);
     }
     for line in std::fs::read_to_string(root.join("log")).unwrap().lines() {
         *times.entry(line.to_owned()).or_default() += 1;
     }
-    println!("{} answered, {} not known", done.len(), unknown.len());
+    println!(
+        "{} answered, {} with unknown outcome",
+        done.len(),
+        unknown.len()
+    );
     assert!(times.values().all(|times| *times == 1), "{times:?}");
     assert!(done.iter().all(|call| times.contains_key(call)));
-    // When the server stops, each caller has one call in flight, and another may be in the
-    // queue.
+    // At each restart, the outcome of at most two calls per caller is unknown: a call in flight and
+    // a queued call.
     assert!(unknown.len() <= usize::try_from(2 * CALLERS * RESTARTS).unwrap());
 }

@@ -1,4 +1,4 @@
-//! Commands: their output is streamed, and none of their processes is left.
+//! Commands: their output is streamed, and all of their processes are ended.
 
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use testkit::http::read_response;
 use testkit::wait;
 
 use crate::processes::{marked, wait_for, wait_for_none};
-use crate::server::{BOTH, ByteStream, Server, SocketKind, lines};
+use crate::server::{ALL_SOCKET_KINDS, ByteStream, Server, SocketKind, lines};
 
-/// Ignores TERM, and leaves processes in sessions of their own, one of them by a double fork.
+/// A command that ignores TERM, and starts processes in separate sessions, one by a double fork.
 const STUBBORN: &str = "trap '' TERM; setsid sleep 2001 & (setsid sleep 2002 &) ; sleep 2003; true";
 
 fn wait_for_all(server: &Server) {
@@ -38,7 +38,7 @@ fn wait_for_only(server: &Server) {
 
 #[test]
 fn timeout_kills_every_process_of_the_command() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let body = json!({ "command": format!("echo begun; {STUBBORN}"), "timeoutSeconds": 5 });
         let answer = server.post("bash", body.to_string().as_bytes());
@@ -51,7 +51,7 @@ fn timeout_kills_every_process_of_the_command() {
 
 #[test]
 fn client_disconnect_kills_every_process_of_the_command() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let stream = server.bash(&json!({ "command": STUBBORN }));
         wait_for_all(&server);
@@ -63,7 +63,7 @@ fn client_disconnect_kills_every_process_of_the_command() {
 #[test]
 fn disconnect_of_a_client_that_never_read_kills_the_command() {
     let server = Server::start(SocketKind::Unix);
-    // The pipe is full long before.
+    // The command fills the pipe before the client disconnects.
     let stream = server.bash(&json!({ "command": "setsid yes & sleep 2004" }));
     wait_for(&server.mark, "sleep 2004");
     wait_for(&server.mark, "yes");
@@ -92,11 +92,11 @@ fn stopped_or_killed_server_leaves_no_process() {
 #[test]
 fn background_process_stays_and_does_not_delay_the_command() {
     let server = Server::start(SocketKind::Unix);
-    let begun = Instant::now();
+    let started = Instant::now();
     // The background process holds the output open.
     let body = json!({ "command": "sleep 2005 & echo started" });
     let answer = server.post("bash", body.to_string().as_bytes());
-    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert!(started.elapsed() < Duration::from_secs(30));
     let reply = lines(&answer);
     assert_eq!(reply[0]["data"], "started\n");
     assert_eq!(reply[1], json!({ "type": "done", "exitCode": 0 }));
@@ -105,7 +105,7 @@ fn background_process_stays_and_does_not_delay_the_command() {
 
 #[test]
 fn output_is_streamed_while_the_command_runs() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let fifo = server.root().join("go");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -125,7 +125,7 @@ fn output_is_streamed_while_the_command_runs() {
 
 #[test]
 fn output_bytes_are_lossless() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let all: Vec<u8> = (0..=255).cycle().take(300_000).collect();
         server.write("all", &all);
@@ -139,7 +139,7 @@ fn output_bytes_are_lossless() {
                 (Some("stdout"), Some(bytes)) => out.extend(STANDARD.decode(bytes).unwrap()),
                 (Some("stdout"), None) => out.extend(line["data"].as_str().unwrap().bytes()),
                 (Some("stderr"), None) => err.push_str(line["data"].as_str().unwrap()),
-                (Some("stderr"), Some(_)) => panic!("a character was parted"),
+                (Some("stderr"), Some(_)) => panic!("a character was split"),
                 _ => assert_eq!(line, json!({ "type": "done", "exitCode": 0 })),
             }
         }
@@ -155,8 +155,9 @@ fn memory(pid: u32) -> u64 {
     kib.parse::<u64>().unwrap() << 10
 }
 
-/// Reads a command's response to its end without storing it: its length, and its last bytes.
-fn drain(mut stream: Box<dyn ByteStream>, mut look: impl FnMut()) -> (u64, String) {
+/// Reads a command's response to its end without storing it, and calls `on_read` after each read.
+/// Returns the length of the response and its last bytes.
+fn drain(mut stream: Box<dyn ByteStream>, mut on_read: impl FnMut()) -> (u64, String) {
     let mut buffer = vec![0; 256 * 1024];
     let (mut total, mut last) = (0, Vec::new());
     loop {
@@ -167,7 +168,7 @@ fn drain(mut stream: Box<dyn ByteStream>, mut look: impl FnMut()) -> (u64, Strin
         total += u64::try_from(length).unwrap();
         last.extend_from_slice(&buffer[..length]);
         last.drain(..last.len().saturating_sub(200));
-        look();
+        on_read();
     }
 }
 
@@ -197,14 +198,14 @@ fn command_blocks_while_its_client_does_not_read() {
     let command = "yes | tee >(wc -c > count) | head -c 64000000 >&2; touch finished";
     let stream = server.bash(&json!({ "command": command }));
     let writer = wait_for(&server.mark, "head -c 64000000");
-    // Until the command blocks.
+    // Waits until the command blocks: it writes nothing for a while.
     let written = |pid: i32| {
         let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
         let line = io.lines().find(|line| line.starts_with("wchar:"));
         line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
     };
     let mut seen = (written(writer), Instant::now());
-    wait::until("the command to stand still", || {
+    wait::until("the command to block", || {
         let now = written(writer);
         if now != seen.0 {
             seen = (now, Instant::now());
@@ -244,7 +245,7 @@ fn workbench_as_process_1_reaps_orphans() {
         return;
     }
     let server =
-        Server::start_below(&["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        Server::start_under(&["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     let printed = |command: &str| {
         let body = json!({ "command": command }).to_string();
         let lines = lines(&server.post("bash", body.as_bytes()));
@@ -253,7 +254,7 @@ fn workbench_as_process_1_reaps_orphans() {
     };
     assert_eq!(printed("cut -d' ' -f4 /proc/$PPID/stat"), "1\n");
     printed("for i in 1 2 3; do (sleep 0.1 >/dev/null 2>&1 &); done");
-    // Sleeping or dead, they are in the process table until their parent reaps them.
+    // The processes are in the process table, sleeping or dead, until their parent reaps them.
     let left = "cat /proc/[0-9]*/stat 2>/dev/null | grep -c '(sleep)'; true";
     wait::until("no orphan", || (printed(left) == "0\n").then_some(()));
 }

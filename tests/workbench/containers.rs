@@ -1,5 +1,5 @@
-//! Containers of `sandbox.remote`, as seed 001 describes them: several per gate, shared by
-//! sessions, outliving the gate, and named when they are unreachable.
+//! Containers of `sandbox.remote`, as specification (seed) 001 requires: several per gate, shared
+//! by sessions, running after the gate has ended, and named in errors when they are unreachable.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 use testkit::gate::GateDir;
-use testkit::leftovers::start_of;
+use testkit::leftovers::start_time;
 use testkit::operator::Operator;
 use testkit::output::{stderr, stdout};
 use testkit::wait;
@@ -15,7 +15,7 @@ use testkit::wait;
 use crate::PALISADE;
 use crate::server::{Server, ServerAddress, SocketKind};
 
-/// A timeout that no test reaches: an error that arrives was reported without waiting.
+/// A timeout that no test reaches: an error before it was reported without waiting.
 const ONE_DAY_MS: u64 = 86_400_000;
 
 /// An entry of `sandbox.remote` for a workbench.
@@ -151,20 +151,20 @@ fn seed_001_gate_that_ends_leaves_the_container_and_its_commands() {
     let line = "sleep 3600 >/dev/null 2>&1 & echo $!";
     let pid = ok(&gate_dir, &["exec", "remote", "--", "sh", "-c", line]);
     let pid: i32 = pid.trim().parse().unwrap();
-    let started = start_of(pid).unwrap();
-    let lives_on = || {
+    let started = start_time(pid).unwrap();
+    let assert_still_running = || {
         let health = server.address.request("GET", "/health", "", b"");
         assert_eq!(health.status, 200, "{}", health.text());
-        assert_eq!(start_of(pid), Some(started), "the command has ended");
+        assert_eq!(start_time(pid), Some(started), "the command has ended");
     };
-    lives_on();
+    assert_still_running();
 
     let mut stopped = gate;
     ok(&gate_dir, &["gate", "stop"]);
     stopped.wait();
-    lives_on();
+    assert_still_running();
     gate_dir.start().kill();
-    lives_on();
+    assert_still_running();
 
     let _gate = gate_dir.start();
     assert_eq!(
@@ -212,10 +212,10 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
     if !testkit::require_root("being two users") {
         return;
     }
-    let gate_dir = GateDir::of(Operator::Unprivileged, PALISADE);
+    let gate_dir = GateDir::with_operator(Operator::Unprivileged, PALISADE);
     let server = Server::start(SocketKind::Unix);
     let ServerAddress::Unix(socket) = &server.address else {
-        panic!("a path");
+        panic!("not a Unix socket");
     };
     configure(
         &gate_dir,
@@ -225,7 +225,7 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
     let open = |path: &Path, mode: u32| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
-    let directory = server.outside();
+    let directory = server.parent_dir();
     open(directory, 0o700);
     let printed = stderr(&refused(&gate_dir));
     let sentence = format!(
@@ -251,7 +251,7 @@ fn seed_001_refused_socket_directory_is_named_with_uid() {
     if !testkit::require_root("being two users") {
         return;
     }
-    let gate_dir = GateDir::of(Operator::Unprivileged, PALISADE);
+    let gate_dir = GateDir::with_operator(Operator::Unprivileged, PALISADE);
     let owned = tempfile::tempdir().unwrap();
     let mode = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(owned.path(), mode).unwrap();

@@ -7,9 +7,10 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 
-use crate::server::{BOTH, Server, SocketKind};
+use crate::server::{ALL_SOCKET_KINDS, Server, SocketKind};
 
-const OUTSIDE: &str = "Invalid path: access outside workspace is not allowed";
+/// The error message for paths outside the workspace.
+const OUTSIDE_ERROR: &str = "Invalid path: access outside workspace is not allowed";
 
 /// Every tool that takes a path, with this path.
 fn each_tool(path: &str) -> [(&'static str, Value); 6] {
@@ -26,25 +27,26 @@ fn each_tool(path: &str) -> [(&'static str, Value); 6] {
     ]
 }
 
-fn with_secret(kind: SocketKind) -> Server {
+/// A server with a secret file beside its workspace.
+fn server_with_secret(kind: SocketKind) -> Server {
     let server = Server::start(kind);
-    std::fs::create_dir(server.outside().join("away")).unwrap();
-    std::fs::write(server.outside().join("away/secret"), "secret").unwrap();
+    std::fs::create_dir(server.parent_dir().join("away")).unwrap();
+    std::fs::write(server.parent_dir().join("away/secret"), "secret").unwrap();
     server
 }
 
 fn assert_untouched(server: &Server) {
-    let away = server.outside().join("away");
+    let away = server.parent_dir().join("away");
     assert_eq!(std::fs::read(away.join("secret")).unwrap(), b"secret");
     assert_eq!(std::fs::read_dir(away).unwrap().count(), 1);
 }
 
 #[test]
 fn paths_and_links_out_of_the_workspace_are_refused() {
-    for kind in BOTH {
-        let server = with_secret(kind);
+    for kind in ALL_SOCKET_KINDS {
+        let server = server_with_secret(kind);
         let root = server.root();
-        let away = server.outside().join("away");
+        let away = server.parent_dir().join("away");
         symlink("../away", root.join("relative")).unwrap();
         symlink(&away, root.join("absolute")).unwrap();
         symlink("../away/secret", root.join("file")).unwrap();
@@ -68,15 +70,23 @@ fn paths_and_links_out_of_the_workspace_are_refused() {
             "cwd/away/secret",
         ] {
             for (tool, body) in each_tool(path) {
-                assert_eq!(server.sentence(tool, &body), OUTSIDE, "{tool} {path}");
+                assert_eq!(
+                    server.error_message(tool, &body),
+                    OUTSIDE_ERROR,
+                    "{tool} {path}"
+                );
             }
         }
         assert_untouched(&server);
         // An absolute path starts at the root.
         let secret = away.join("secret");
         let body = json!({ "path": secret.to_str().unwrap() });
-        assert!(server.sentence("read", &body).starts_with("No such file"));
-        // A walk does not follow them either.
+        assert!(
+            server
+                .error_message("read", &body)
+                .starts_with("No such file")
+        );
+        // Searches do not follow the links either.
         let find = server.result("find", &json!({ "pattern": "*" }));
         let files = find["files"].as_array().unwrap();
         assert!(
@@ -92,16 +102,16 @@ fn paths_and_links_out_of_the_workspace_are_refused() {
 
 #[test]
 fn link_swapped_in_during_a_call_is_not_followed() {
-    let server = with_secret(SocketKind::Unix);
+    let server = server_with_secret(SocketKind::Unix);
     let root = server.root();
     std::fs::create_dir(root.join("there")).unwrap();
     std::fs::write(root.join("there/secret"), "harmless").unwrap();
     symlink("../away", root.join("link")).unwrap();
-    let over = AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let (link, there) = (root.join("link"), root.join("there"));
-            while !over.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 let flags = RenameFlags::RENAME_EXCHANGE;
                 renameat2(AT_FDCWD, &link, AT_FDCWD, &there, flags).unwrap();
             }
@@ -121,16 +131,19 @@ fn link_swapped_in_during_a_call_is_not_followed() {
                 assert!(!answer.to_string().contains("new"), "{answer}");
             }
         }
-        over.store(true, Ordering::Relaxed);
-        assert!(read > 0, "no call met the directory itself");
+        stop.store(true, Ordering::Relaxed);
+        assert!(
+            read > 0,
+            "no call opened the directory before it was replaced"
+        );
     });
     assert_untouched(&server);
 }
 
 #[test]
 fn write_to_a_hard_link_replaces_it() {
-    let server = with_secret(SocketKind::Unix);
-    let secret = server.outside().join("away/secret");
+    let server = server_with_secret(SocketKind::Unix);
+    let secret = server.parent_dir().join("away/secret");
     for name in ["one", "two"] {
         std::fs::hard_link(&secret, server.root().join(name)).unwrap();
     }
@@ -146,7 +159,7 @@ fn write_to_a_hard_link_replaces_it() {
 
 #[test]
 fn special_files_are_refused_immediately() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let root = server.root();
         nix::unistd::mkfifo(&root.join("pipe"), Mode::S_IRWXU).unwrap();
@@ -154,16 +167,16 @@ fn special_files_are_refused_immediately() {
         let _socket = std::os::unix::net::UnixListener::bind(root.join("socket")).unwrap();
         symlink("pipe", root.join("link")).unwrap();
         let mut names = vec!["pipe", "link", "socket"];
-        // An endless device; only root can create one.
+        // A device that can be read without end; only root can create one.
         let zero = makedev(1, 5);
         if mknod(&root.join("zero"), SFlag::S_IFCHR, Mode::S_IRWXU, zero).is_ok() {
             names.push("zero");
         }
         for path in names {
             for (tool, body) in each_tool(path).into_iter().take(3) {
-                let reply = server.sentence(tool, &body);
+                let reply = server.error_message(tool, &body);
                 let refused = format!("Not a regular file: {path}");
-                // A socket cannot even be opened.
+                // The kernel refuses to open a socket.
                 let closed = format!("{path}: No such device or address");
                 assert!(
                     reply == refused || reply == closed,
@@ -173,7 +186,7 @@ fn special_files_are_refused_immediately() {
             let grep = json!({ "path": path, "pattern": "x" });
             assert_eq!(server.call("grep", &grep).0, 400, "{path}");
         }
-        // A walk does not wait for a FIFO either.
+        // A search does not block on a FIFO either.
         let grep = json!({ "pattern": "x" });
         assert_eq!(server.result("grep", &grep)["content"], "No matches found");
     }

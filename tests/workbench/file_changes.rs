@@ -22,7 +22,8 @@ fn concurrent_edits_of_one_file_are_applied_or_refused() {
     let server = Server::start(SocketKind::Unix);
     let words: Vec<String> = (0..32).map(|n| format!("word{n:02}")).collect();
     server.write("f", words.join("\n"));
-    // Different targets: each edit succeeds. The same target: one does, the others get an error.
+    // Edits of different texts all succeed. Of the edits of the same text only one succeeds; the
+    // others get an error.
     let won: usize = std::thread::scope(|scope| {
         let edits: Vec<_> = (0..32)
             .map(|n| {
@@ -65,14 +66,14 @@ fn two_servers_on_one_workspace_lose_no_edit() {
     });
     server.write("f", "0,0");
     // Each server increments its own number, and retries after a conflict with the other.
-    let count = |server: &Server, dir: usize| {
+    let count = |server: &Server, index: usize| {
         let mut conflicts = 0;
         let mut number = 0;
         while number < 60 {
             let text = String::from_utf8(std::fs::read(root.join("f")).unwrap()).unwrap();
             let mut numbers: Vec<u32> = text.split(',').map(|n| n.parse().unwrap()).collect();
-            assert_eq!(numbers[dir], number, "an edit was lost");
-            numbers[dir] += 1;
+            assert_eq!(numbers[index], number, "an edit was lost");
+            numbers[index] += 1;
             let new = format!("{},{}", numbers[0], numbers[1]);
             let edit = json!({ "path": "f", "oldText": text, "newText": new });
             let (status, answer) = server.call("edit", &edit);
@@ -101,21 +102,21 @@ fn two_servers_on_one_workspace_lose_no_edit() {
 #[test]
 fn concurrent_reader_never_sees_a_partial_file() {
     let server = Server::start(SocketKind::Unix);
-    let of = |letter: &str| letter.repeat(3_000_000);
-    server.write("f", of("a"));
-    let over = AtomicBool::new(false);
+    let content = |letter: &str| letter.repeat(3_000_000);
+    server.write("f", content("a"));
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 let bytes = server.read("f");
                 assert_eq!(bytes.len(), 3_000_000);
                 assert!(bytes.iter().all(|byte| *byte == bytes[0]));
             }
         });
         for letter in ["b", "c", "d", "e", "f", "g"] {
-            server.result("write", &json!({ "path": "f", "content": of(letter) }));
+            server.result("write", &json!({ "path": "f", "content": content(letter) }));
         }
-        over.store(true, Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
     });
 }
 
@@ -139,7 +140,7 @@ fn write_keeps_mode_and_owner() {
     }
 }
 
-/// A small file system, unmounted again at the end.
+/// A small file system, which is unmounted when this value is dropped.
 struct SmallFileSystem<'a>(&'a Path);
 
 impl Drop for SmallFileSystem<'_> {
@@ -161,11 +162,11 @@ fn full_disk_is_reported_and_the_old_file_stays() {
     let mounted = SmallFileSystem(&small);
     server.write("small/f", "the old one");
     let content = "x".repeat(2_000_000);
-    let reply = server.sentence("write", &json!({ "path": "small/f", "content": content }));
+    let reply = server.error_message("write", &json!({ "path": "small/f", "content": content }));
     assert_eq!(reply, "small/f: No space left on device");
     let edit = json!({ "path": "small/f", "oldText": "old", "newText": content });
     assert_eq!(
-        server.sentence("edit", &edit),
+        server.error_message("edit", &edit),
         "small/f: No space left on device"
     );
     assert_eq!(server.read("small/f"), b"the old one");

@@ -1,12 +1,12 @@
-//! Every route, every field and every message, as clients of the original expect them, over
-//! both kinds of socket.
+//! Every route, every field and every message, as clients of the original sidecar expect them,
+//! over both kinds of socket.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
 use testkit::http::HttpResponse;
 
-use crate::server::{BOTH, Server, ServerAddress, SocketKind, lines};
+use crate::server::{ALL_SOCKET_KINDS, Server, ServerAddress, SocketKind, lines};
 
 fn get(server: &Server, path: &str) -> HttpResponse {
     server.address.request("GET", path, "", b"")
@@ -14,7 +14,7 @@ fn get(server: &Server, path: &str) -> HttpResponse {
 
 #[test]
 fn health_returns_ok_and_a_version() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let answer = get(&server, "/health");
         assert_eq!(answer.status, 200);
@@ -29,7 +29,7 @@ fn health_returns_ok_and_a_version() {
 
 #[test]
 fn command_output_is_json_lines() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let command = "pwd; echo oops >&2; exit 3";
         let body = json!({ "sessionId": "one", "command": command });
@@ -41,13 +41,13 @@ fn command_output_is_json_lines() {
         assert_eq!(reply.pop(), Some(json!({ "type": "done", "exitCode": 3 })));
         let root = std::fs::canonicalize(server.root()).unwrap();
         let pwd = format!("{}\n", root.display());
-        let of = |stream| reply.iter().find(|line| line["stream"] == stream).unwrap();
+        let line_of = |stream| reply.iter().find(|line| line["stream"] == stream).unwrap();
         assert_eq!(
-            of("stdout"),
+            line_of("stdout"),
             &json!({ "type": "delta", "data": pwd, "stream": "stdout" })
         );
         assert_eq!(
-            of("stderr"),
+            line_of("stderr"),
             &json!({ "type": "delta", "data": "oops\n", "stream": "stderr" })
         );
     }
@@ -55,7 +55,7 @@ fn command_output_is_json_lines() {
 
 #[test]
 fn read_returns_text_lines_or_an_image() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         server.write("a.txt", "one\ntwo\nthree\n");
         server.write("b.PNG", b"\x89PNG");
@@ -99,7 +99,7 @@ fn read_returns_text_lines_or_an_image() {
 
 #[test]
 fn write_and_edit_change_files_and_report_it() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let written = server.result(
             "write",
@@ -125,7 +125,7 @@ fn write_and_edit_change_files_and_report_it() {
 
 #[test]
 fn ls_find_and_grep_return_their_response_formats() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         std::fs::create_dir(server.root().join("empty")).unwrap();
         server.write("B.txt", "x\n");
@@ -179,7 +179,7 @@ fn ls_find_and_grep_return_their_response_formats() {
 
 #[test]
 fn every_invalid_call_has_its_error_message() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         server.write("f", "aXa");
         std::fs::create_dir(server.root().join("d")).unwrap();
@@ -286,10 +286,10 @@ fn every_invalid_call_has_its_error_message() {
                 "Missing or invalid literal",
             ),
         ] {
-            assert_eq!(server.sentence(tool, &body), sentence, "{tool} {body}");
+            assert_eq!(server.error_message(tool, &body), sentence, "{tool} {body}");
         }
         for tool in ["find", "grep"] {
-            let reply = server.sentence(tool, &json!({ "pattern": "[" }));
+            let reply = server.error_message(tool, &json!({ "pattern": "[" }));
             assert!(reply.starts_with("Invalid pattern: "), "{reply}");
         }
         assert_eq!(server.read("f"), b"aXa");
@@ -298,7 +298,7 @@ fn every_invalid_call_has_its_error_message() {
 
 #[test]
 fn malformed_http_requests_are_refused() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let json_type = "Content-Type: application/json\r\n";
         for (method, path, head, body, status, sentence) in [
@@ -348,7 +348,7 @@ fn malformed_http_requests_are_refused() {
 
 #[test]
 fn truncated_results_are_marked() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         let server = Server::start(kind);
         let many: String = (1..=2500).map(|n| format!("{n}\n")).collect();
         server.write("many", &many);

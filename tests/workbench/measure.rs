@@ -1,4 +1,5 @@
-//! find and grep compared with ripgrep, on a tree of that many files (`just bench-workbench`).
+//! find and grep compared with ripgrep (`just bench-workbench`), on a tree whose number of files is
+//! set by PALISADE_FILES.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,7 +9,7 @@ use serde_json::json;
 
 use crate::server::{Server, SocketKind};
 
-/// Number of rounds; the median counts.
+/// Number of rounds, of which the median is reported.
 const ROUNDS: usize = 7;
 
 fn files() -> usize {
@@ -37,9 +38,9 @@ fn make_tree(root: &Path, count: usize) {
 fn median(mut work: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..ROUNDS)
         .map(|_| {
-            let begun = Instant::now();
+            let started = Instant::now();
             work();
-            begun.elapsed()
+            started.elapsed()
         })
         .collect();
     times.sort_unstable();
@@ -90,8 +91,8 @@ fn find_and_grep_compared_with_ripgrep_are_measured() {
         println!("{what}, {count} files: {ours:?}, rg {ripgrep:?}, ratio {ratio:?}");
     }
     let first = json!({ "pattern": "needle", "limit": 1 });
-    let one = median(|| {
+    let time = median(|| {
         server.result("grep", &first);
     });
-    println!("grep with a limit of 1: {one:?}");
+    println!("grep with a limit of 1: {time:?}");
 }

@@ -45,8 +45,8 @@ fn call(address: &ServerAddress, tool: &str, body: &Value) -> testkit::http::Htt
     address.request("POST", &format!("/{tool}"), &head, body.as_bytes())
 }
 
-/// Every route, one after the other.
-fn drive(address: &ServerAddress) {
+/// Calls every route and checks the responses.
+fn call_every_route(address: &ServerAddress) {
     let health = address.request(
         "GET",
         "/health",
@@ -87,7 +87,7 @@ fn drive(address: &ServerAddress) {
         &json!({ "type": "done", "exitCode": 3 })
     );
     let zombies = json!({ "command": "grep -l 'State:.Z' /proc/[0-9]*/status; true" });
-    wait::until("the dead to be taken in", || {
+    wait::until("zombies to be reaped", || {
         let printed = lines(&call(address, "bash", &zombies));
         (printed.len() == 1).then_some(())
     });
@@ -104,7 +104,7 @@ fn every_route_answers_in_a_container_on_either_socket() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (_alone, socket) = start(&docker, shared.path());
-    drive(&ServerAddress::Unix(socket));
+    call_every_route(&ServerAddress::Unix(socket));
 
     let port = Port::take();
     let address = port.address();
@@ -121,7 +121,7 @@ fn every_route_answers_in_a_container_on_either_socket() {
     let address = ServerAddress::Tcp(address);
     let without_token = address.request("GET", "/health", "", b"");
     assert_eq!(without_token.status, 401);
-    drive(&address);
+    call_every_route(&address);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn calls_continue_after_a_container_restart_and_run_once() {
     let answered = AtomicU32::new(0);
     let mut known: HashMap<String, bool> = HashMap::new();
     std::thread::scope(|scope| {
-        let restarting = scope.spawn(|| {
+        let restarts = scope.spawn(|| {
             for round in 0..RESTARTS {
                 let before = answered.load(Ordering::Relaxed);
                 wait::until("calls to be answered", || {
@@ -191,11 +191,11 @@ fn calls_continue_after_a_container_restart_and_run_once() {
                 }
             }
         });
-        let calling = async {
-            let mut after = 0;
+        let calls = async {
+            let mut calls_after_restarts = 0;
             for number in 0.. {
                 let call = number.to_string();
-                // One write of a line to the end of a file is atomic.
+                // Appending a line with one write is atomic.
                 let request = BashRequest {
                     command: format!("echo {call} >> /run/shared/log"),
                     timeout_seconds: None,
@@ -215,21 +215,21 @@ fn calls_continue_after_a_container_restart_and_run_once() {
                     Err(other) => panic!("{other}"),
                 }
                 // Calls also succeed after the last restart.
-                after += u32::from(restarting.is_finished());
-                if after > 5 {
+                calls_after_restarts += u32::from(restarts.is_finished());
+                if calls_after_restarts > 5 {
                     break;
                 }
             }
         };
-        runtime.block_on(calling);
-        restarting.join().unwrap();
+        runtime.block_on(calls);
+        restarts.join().unwrap();
     });
     let log = std::fs::read_to_string(shared.path().join("log")).unwrap();
     let mut times: HashMap<&str, u32> = HashMap::new();
     for line in log.lines() {
         *times.entry(line).or_default() += 1;
     }
-    println!("{} calls, {} made", known.len(), times.len());
+    println!("{} calls, {} executed", known.len(), times.len());
     assert!(times.values().all(|times| *times == 1), "{times:?}");
     for (call, done) in &known {
         assert!(!done || times.contains_key(call.as_str()), "{call}");

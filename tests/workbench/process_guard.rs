@@ -56,7 +56,7 @@ impl Drop for GuardedCommand {
     }
 }
 
-/// Ignores TERM, and leaves processes in sessions of their own, one of them by a double fork.
+/// A command that ignores TERM, and starts processes in separate sessions, one by a double fork.
 const STUBBORN: &str = "trap '' TERM
     setsid sleep 1001 &
     (setsid bash -c 'trap \"\" TERM; sleep 1002; true' & )
@@ -90,7 +90,7 @@ fn command_gets_input_output_and_exit_code() {
 #[test]
 fn signal_that_killed_the_command_is_reported() {
     assert_eq!(GuardedCommand::start(&[], "kill -9 $$").code(), Some(137));
-    // The Rust runtime ignores it, and a command must not.
+    // The Rust runtime ignores SIGPIPE; the guard must not pass this on to its command.
     assert_eq!(
         GuardedCommand::start(&[], "kill -PIPE $$").code(),
         Some(141)
@@ -154,7 +154,7 @@ fn command_that_ends_on_sigterm_causes_no_delay() {
 
 #[test]
 fn usr1_terminates_and_leaves_the_deadline_to_the_parent() {
-    let script = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done";
+    let script = "trap 'echo term' TERM; echo up; while :; do sleep 0.05; done";
     let mut guarded = GuardedCommand::start(&[], script);
     let mut stdout = guarded.child.stdout.take().unwrap();
     let mut printed = [0; 3];
@@ -162,7 +162,7 @@ fn usr1_terminates_and_leaves_the_deadline_to_the_parent() {
     guarded.signal(Signal::SIGUSR1);
     let mut printed = [0; 5];
     stdout.read_exact(&mut printed).unwrap();
-    assert_eq!(&printed, b"told\n");
+    assert_eq!(&printed, b"term\n");
     guarded.signal(Signal::SIGTERM);
     assert_eq!(guarded.code(), Some(137));
     assert_eq!(marked(&guarded.mark), []);
@@ -211,10 +211,10 @@ fn guard_without_its_parent_starts_nothing() {
 
 #[test]
 fn forking_process_tree_is_killed() {
-    // Each makes two others, six times over: 127 in all.
+    // Each process starts two others, to a depth of six: 127 processes in all.
     let script = "f() { [ $1 -gt 0 ] && { f $(($1 - 1)) & f $(($1 - 1)) & }; sleep 1006; }; f 6";
     let mut guarded = GuardedCommand::start(&[], script);
-    wait::until("a crowd", || {
+    wait::until("many processes", || {
         (marked(&guarded.mark).len() > 20).then_some(())
     });
     guarded.signal(Signal::SIGTERM);

@@ -1,5 +1,5 @@
-//! The remote backend: the contract of every backend, as far as it applies to one that only
-//! connects; and the commands on a container that Palisade did not start.
+//! The remote backend: the part of the backends' contract that applies to a backend that does not
+//! create containers, and the commands on a container that Palisade did not start.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -22,12 +22,12 @@ use crate::PALISADE;
 use crate::server::{Server, ServerAddress, SocketKind};
 use crate::suite;
 
-/// A namespace sandbox that stands for a container: created by its own
-/// backend, entered by the remote one.
+/// A namespace sandbox that simulates a remote container: the namespace backend creates it, and the
+/// remote backend runs commands in it.
 struct SimulatedContainer {
     namespace: Namespace,
     remote: RemoteBackend<BlockingWorkbenchClient>,
-    _place: TempDir,
+    _dir: TempDir,
 }
 
 impl SimulatedContainer {
@@ -37,11 +37,11 @@ impl SimulatedContainer {
         let namespace = Namespace::new(directory, PALISADE.into(), vec!["__init".into()]);
         let id = SandboxId::parse("one").unwrap();
         let client = control::workbench::client(&namespace, &id).unwrap();
-        let remote = RemoteBackend::new(id, BlockingWorkbenchClient::over(client).unwrap());
+        let remote = RemoteBackend::new(id, BlockingWorkbenchClient::new(client).unwrap());
         Self {
             namespace,
             remote,
-            _place: gate_dir,
+            _dir: gate_dir,
         }
     }
 }
@@ -159,7 +159,7 @@ impl RemoteFixture {
     /// Writes the configuration, with this timeout for the workbench in milliseconds.
     fn wait_for_ready(&self, ms: u32) {
         let ServerAddress::Unix(socket) = &self.server.address else {
-            panic!("a path");
+            panic!("not a Unix socket");
         };
         self.gate_dir.write_config(&format!(
             "version: \"1.0\"\nsandbox:\n  backend: remote\n  remote:\n    socket_path: {}\n    \
@@ -342,8 +342,9 @@ fn remote_container_is_listed_and_its_name_reserved() {
     let RemoteFixture { gate_dir, server } = fixture;
     drop(server);
     let table = stdout(&gate_dir.run(&["list"]));
-    let away = "managed elsewhere, not reachable: Timed out waiting for coding sidecar at unix:";
-    assert!(table.contains(away), "{table}");
+    let unreachable =
+        "managed elsewhere, not reachable: Timed out waiting for coding sidecar at unix:";
+    assert!(table.contains(unreachable), "{table}");
     let shown = row(&stdout(&gate_dir.run(&["list", "--json"])));
     assert_eq!(shown["status"], "error");
     let reason = shown["reason"].as_str().unwrap();
@@ -353,7 +354,7 @@ fn remote_container_is_listed_and_its_name_reserved() {
 #[test]
 fn actions_in_a_remote_container_are_recorded() {
     let fixture = RemoteFixture::new();
-    let entered = || -> Vec<String> {
+    let recorded_methods = || -> Vec<String> {
         let list = fixture.ok(&["audit", "list", "--json", "--sandbox", "remote"]);
         let records: Vec<Value> = serde_json::from_str(&list).unwrap();
         records
@@ -362,7 +363,7 @@ fn actions_in_a_remote_container_are_recorded() {
             .map(|record| record["method"].as_str().unwrap().to_owned())
             .collect()
     };
-    assert_eq!(entered(), Vec::<String>::new());
+    assert_eq!(recorded_methods(), Vec::<String>::new());
     fixture.ok(&["exec", "remote", "--", "true"]);
     fixture.ok(&["shell", "remote", "-c", "echo hello > file"]);
     fixture.ok(&["tool", "remote", "read", "{\"path\":\"file\"}"]);
@@ -370,11 +371,11 @@ fn actions_in_a_remote_container_are_recorded() {
     let at = |name: &str| files.path().join(name).to_str().unwrap().to_owned();
     fixture.ok(&["download", "remote", "file", &at("")]);
     fixture.ok(&["upload", "remote", &at("file"), "in"]);
-    let mut purposes = entered();
-    purposes.sort();
-    assert_eq!(purposes, ["download", "exec", "exec", "shell", "upload"]);
+    let mut methods = recorded_methods();
+    methods.sort();
+    assert_eq!(methods, ["download", "exec", "exec", "shell", "upload"]);
     // A refused command was not recorded as an entry.
     let refused = fixture.run(&["pause", "remote"]);
     assert!(!refused.status.success());
-    assert_eq!(entered().len(), 5);
+    assert_eq!(recorded_methods().len(), 5);
 }

@@ -93,7 +93,7 @@ fn glob_matches_the_name_or_the_path() {
     };
     assert_eq!(grep("*.yml"), ".github/ci.yml:1: needle");
     assert_eq!(grep("src/*.rs"), "src/main.rs:2: // needle");
-    // A path of the request is never ignored.
+    // A glob of the request takes precedence over .gitignore.
     assert_eq!(grep("drop.log"), "drop.log:1: needle");
     assert!(!grep("!*.rs").contains(".rs"));
 }
@@ -136,7 +136,7 @@ fn search_limit_is_exact() {
 #[test]
 fn unreadable_directory_is_skipped() {
     let server = project();
-    // As deep as paths can be, and a file of one very long line.
+    // Directories nested almost to the maximum path length, and a file with one very long line.
     let mut deep = server.root();
     for _ in 0..20 {
         deep.push("d".repeat(100));

@@ -32,7 +32,8 @@ pub(crate) enum SocketKind {
     Tcp,
 }
 
-pub(crate) const BOTH: [SocketKind; 2] = [SocketKind::Unix, SocketKind::Tcp];
+/// Both kinds of socket, for tests that run with each of them.
+pub(crate) const ALL_SOCKET_KINDS: [SocketKind; 2] = [SocketKind::Unix, SocketKind::Tcp];
 
 /// A byte stream in both directions.
 pub(crate) trait ByteStream: Read + Write + Send {}
@@ -40,16 +41,16 @@ impl<T: Read + Write + Send> ByteStream for T {}
 
 impl ServerAddress {
     pub(crate) fn connect(&self) -> Box<dyn ByteStream> {
-        let patience = Some(Duration::from_secs(60));
+        let timeout = Some(Duration::from_secs(60));
         match self {
             ServerAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).unwrap();
-                stream.set_read_timeout(patience).unwrap();
+                stream.set_read_timeout(timeout).unwrap();
                 Box::new(stream)
             }
             ServerAddress::Tcp(address) => {
                 let stream = TcpStream::connect(address).unwrap();
-                stream.set_read_timeout(patience).unwrap();
+                stream.set_read_timeout(timeout).unwrap();
                 Box::new(stream)
             }
         }
@@ -99,8 +100,8 @@ impl Server {
         Self::start_with(kind, &[], |_| {})
     }
 
-    /// Starts the workbench below another program.
-    pub(crate) fn start_below(args: &[&str]) -> Self {
+    /// Starts the workbench as a child of another program.
+    pub(crate) fn start_under(args: &[&str]) -> Self {
         Self::start_as(args, SocketKind::Unix, &[], |_| {})
     }
 
@@ -113,7 +114,7 @@ impl Server {
     }
 
     fn start_as(
-        below: &[&str],
+        wrapper: &[&str],
         kind: SocketKind,
         options: &[&str],
         prepare: impl FnOnce(&mut Command),
@@ -122,7 +123,7 @@ impl Server {
         std::fs::create_dir(dir.path().join("root")).unwrap();
         let socket = dir.path().join("run/w.sock");
         let mark = processes::mark();
-        let arguments = [below, &[PALISADE, "--json", "workbench"]].concat();
+        let arguments = [wrapper, &[PALISADE, "--json", "workbench"]].concat();
         let mut command = Command::new(arguments[0]);
         command
             .args(&arguments[1..])
@@ -140,7 +141,7 @@ impl Server {
         let mut output = BufReader::new(child.stdout.take().unwrap());
         while !printed.ends_with("}\n") {
             let length = output.read_line(&mut printed).unwrap();
-            assert!(length > 0, "it ended: {printed}");
+            assert!(length > 0, "the workbench ended: {printed}");
         }
         let printed: Value = serde_json::from_str(&printed).unwrap();
         let address = match kind {
@@ -162,8 +163,8 @@ impl Server {
         self.dir.path().join("root")
     }
 
-    /// Beside the workspace.
-    pub(crate) fn outside(&self) -> &Path {
+    /// The directory that contains the workspace and the socket's directory.
+    pub(crate) fn parent_dir(&self) -> &Path {
         self.dir.path()
     }
 
@@ -177,7 +178,7 @@ impl Server {
         std::fs::read(self.root().join(path)).unwrap()
     }
 
-    /// Calls a tool: the status and the whole response.
+    /// Calls a tool, and returns the status and the response.
     pub(crate) fn call(&self, tool: &str, body: &Value) -> (u16, Value) {
         let answer = self.post(tool, body.to_string().as_bytes());
         (answer.status, answer.json())
@@ -201,7 +202,7 @@ impl Server {
     }
 
     /// Calls a tool, which must fail, and returns its message.
-    pub(crate) fn sentence(&self, tool: &str, body: &Value) -> String {
+    pub(crate) fn error_message(&self, tool: &str, body: &Value) -> String {
         let (status, answer) = self.call(tool, body);
         assert_eq!(
             (status, &answer["ok"]),

@@ -8,9 +8,9 @@ use serde_json::json;
 use testkit::output::stderr;
 
 use crate::PALISADE;
-use crate::server::{BOTH, Server, ServerAddress, SocketKind};
+use crate::server::{ALL_SOCKET_KINDS, Server, ServerAddress, SocketKind};
 
-/// A start that must fail.
+/// Starts a workbench, which must fail.
 fn refused(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(PALISADE)
@@ -73,10 +73,10 @@ fn socket_is_private_and_removed_with_the_server() {
     ] {
         let mut server = Server::start_with(SocketKind::Unix, options, |_| {});
         let ServerAddress::Unix(path) = server.address.clone() else {
-            panic!("a path");
+            panic!("not a Unix socket");
         };
-        let rights = std::fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(rights & 0o777, mode);
+        let permissions = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(permissions & 0o777, mode);
         server.signal(signal);
         assert_eq!(server.wait(), Some(0));
         assert!(!path.exists());
@@ -99,7 +99,7 @@ fn status(server: &Server, path: &str, authorization: Option<&str>) -> u16 {
 
 #[test]
 fn wrong_token_is_refused_and_missing_one_if_required() {
-    for kind in BOTH {
+    for kind in ALL_SOCKET_KINDS {
         for (required, missing) in [("", 200), ("1", 401)] {
             let server = Server::start_with(kind, &[], |command| {
                 command
@@ -122,7 +122,7 @@ fn token_is_not_visible_to_commands() {
     let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.env("SIDECAR_AUTH_TOKEN", "open sesame");
     });
-    // Neither their own nor, without root, the server's.
+    // The script prints its own environment and, without root, tries to read the server's.
     let script = "env; for p in $PPID $(cut -d' ' -f4 /proc/$PPID/stat); do \
                   setpriv --reuid 65534 --regid 65534 --clear-groups cat /proc/$p/environ; done";
     let body = json!({ "command": script }).to_string();
@@ -136,7 +136,7 @@ fn full_file_access_allows_paths_outside_the_workspace() {
     let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.env("SIDECAR_ALLOW_OUTSIDE_WORKSPACE_ROOT", "true");
     });
-    let file = server.outside().join("outside");
+    let file = server.parent_dir().join("outside");
     std::fs::write(&file, "secret").unwrap();
     for path in [file.to_str().unwrap(), "../outside"] {
         let read = server.result("read", &json!({ "path": path }));

@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The modules of one crate, each with those it uses.
+/// The modules of one crate, each with the modules that it uses.
 pub type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Known cycles, by crate: they may shrink and not grow. Those of `sandbox` stay until the
-/// crate is split.
-const TOLERATED: &[(&str, &[&str])] = &[(
+/// Cycles that are accepted, by crate: a cycle may only contain the listed modules. The cycle of
+/// `sandbox` remains until the crate is split.
+const ACCEPTED_CYCLES: &[(&str, &[&str])] = &[(
     "sandbox",
     &["checkpoint", "contract", "namespace", "transfer", "worker"],
 )];
@@ -28,11 +28,11 @@ pub fn read(root: &Path, files: &[String]) -> BTreeMap<String, Graph> {
             continue;
         };
         let graph = crates.entry(name.to_owned()).or_default();
-        let known = graph.entry(module.to_owned()).or_default();
-        known.extend(uses(&text).filter(|used| used != module));
+        let used = graph.entry(module.to_owned()).or_default();
+        used.extend(used_modules(&text).filter(|used| used != module));
     }
     for graph in crates.values_mut() {
-        // Items of the crate's root, and macros, are no modules.
+        // Removes items of the crate's root and macros, which are not modules.
         let modules: BTreeSet<String> = graph.keys().cloned().collect();
         for used in graph.values_mut() {
             used.retain(|name| modules.contains(name));
@@ -41,24 +41,24 @@ pub fn read(root: &Path, files: &[String]) -> BTreeMap<String, Graph> {
     crates
 }
 
-/// Every cycle that is not tolerated.
+/// A violation for each cycle that is not accepted.
 pub fn check(crates: &BTreeMap<String, Graph>) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for (name, graph) in crates {
-        let tolerated = |cycle: &[String]| {
-            let mut own = TOLERATED.iter().filter(|(known, _)| known == name);
+        let is_accepted = |cycle: &[String]| {
+            let mut own = ACCEPTED_CYCLES.iter().filter(|(known, _)| known == name);
             own.any(|(_, modules)| cycle.iter().all(|module| modules.contains(&&**module)))
         };
         for cycle in cycles(graph) {
-            if !tolerated(&cycle) {
-                complaints.push(format!(
+            if !is_accepted(&cycle) {
+                violations.push(format!(
                     "crate {name}: modules use each other in a cycle: {}",
                     cycle.join(", ")
                 ));
             }
         }
     }
-    complaints
+    violations
 }
 
 /// The graphs as text: a line for each module that uses others.
@@ -84,8 +84,8 @@ fn module_of(file: &str) -> Option<(&str, &str)> {
 }
 
 /// The modules that a source text uses.
-fn uses(text: &str) -> impl Iterator<Item = String> {
-    // Tests are at the end of a file.
+fn used_modules(text: &str) -> impl Iterator<Item = String> {
+    // The tests are at the end of a file.
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let lines = code
         .lines()
@@ -101,19 +101,19 @@ fn uses(text: &str) -> impl Iterator<Item = String> {
         .into_iter()
 }
 
-/// The groups of modules of which each reaches every other.
+/// The groups of modules in which each module uses every other, directly or indirectly.
 fn cycles(graph: &Graph) -> Vec<Vec<String>> {
     let reach: BTreeMap<&str, BTreeSet<&str>> = graph
         .keys()
-        .map(|from| (from.as_str(), reached(graph, from)))
+        .map(|from| (from.as_str(), reachable(graph, from)))
         .collect();
     let mut found: Vec<Vec<String>> = Vec::new();
     for (from, to) in &reach {
-        let both = |other: &&&str| reach.get(**other).is_some_and(|back| back.contains(from));
+        let is_mutual = |other: &&&str| reach.get(**other).is_some_and(|back| back.contains(from));
         let group: Vec<String> = to
             .iter()
-            .filter(both)
-            .map(|one| (*one).to_owned())
+            .filter(is_mutual)
+            .map(|module| (*module).to_owned())
             .collect();
         if group.len() > 1 && !found.contains(&group) {
             found.push(group);
@@ -122,7 +122,8 @@ fn cycles(graph: &Graph) -> Vec<Vec<String>> {
     found
 }
 
-fn reached<'a>(graph: &'a Graph, from: &str) -> BTreeSet<&'a str> {
+/// The modules that `from` uses, directly or indirectly.
+fn reachable<'a>(graph: &'a Graph, from: &str) -> BTreeSet<&'a str> {
     let mut seen = BTreeSet::new();
     let mut todo: Vec<&str> = graph
         .get(from)
@@ -144,7 +145,7 @@ mod tests {
 
     fn graph(edges: &[(&str, &[&str])]) -> Graph {
         let owned = |(from, to): &(&str, &[&str])| {
-            let to = to.iter().map(|one| (*one).to_owned()).collect();
+            let to = to.iter().map(|module| (*module).to_owned()).collect();
             ((*from).to_owned(), to)
         };
         edges.iter().map(owned).collect()
@@ -157,8 +158,8 @@ mod tests {
         let round = graph(&[("a", &["b"]), ("b", &["c"]), ("c", &["a"]), ("d", &["a"])]);
         assert_eq!(cycles(&round), [["a", "b", "c"]]);
         let crates = BTreeMap::from([("x".to_owned(), round)]);
-        let complaints = check(&crates);
-        assert!(complaints[0].ends_with("cycle: a, b, c"), "{complaints:?}");
+        let violations = check(&crates);
+        assert!(violations[0].ends_with("cycle: a, b, c"), "{violations:?}");
         assert_eq!(
             render(&crates),
             "x::a -> b\nx::b -> c\nx::c -> a\nx::d -> a\n"
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn grown_tolerated_cycle_is_reported() {
+    fn cycle_with_more_than_the_accepted_modules_is_reported() {
         let two = graph(&[("namespace", &["worker"]), ("worker", &["namespace"])]);
         assert!(check(&BTreeMap::from([("sandbox".to_owned(), two)])).is_empty());
         let more = graph(&[("namespace", &["git"]), ("git", &["namespace"])]);
@@ -181,7 +182,7 @@ mod tests {
         let text = "//! See [`crate::nothing`].\nuse crate::one::Thing;\n\
                     fn f() { crate::two::g(); crate::Root::h() }\n\
                     #[cfg(test)]\nmod tests { use crate::three; }\n";
-        assert_eq!(uses(text).collect::<Vec<_>>(), ["one", "two"]);
+        assert_eq!(used_modules(text).collect::<Vec<_>>(), ["one", "two"]);
     }
 
     #[test]

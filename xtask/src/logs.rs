@@ -11,10 +11,12 @@ use crate::source_text::{LogCall, log_calls, without_tests};
 /// The document that holds the table.
 pub const FILE: &str = "docs/observability.md";
 
+/// The line before the table.
 const BEGIN: &str = "<!-- log messages: written by `cargo xtask logs` -->\n";
+/// The line after the table.
 const END: &str = "<!-- end of the log messages -->\n";
 
-/// The document with the table of the current sources.
+/// `document` with the table replaced by the log calls in the sources.
 pub fn render(root: &Path, files: &[String], document: &str) -> Result<String> {
     let (before, rest) = document
         .split_once(BEGIN)
@@ -53,13 +55,13 @@ fn is_source(file: &str) -> bool {
     is_source && !is_test && !file.starts_with("crates/testkit/")
 }
 
-/// Complaints: the table differs from the sources, or a log call has no constant message.
+/// The violations: the table differs from the sources, or a log call has no constant message.
 pub fn check(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let document = std::fs::read_to_string(root.join(FILE))?;
     let current = render(root, files, &document)? == document;
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     if !current {
-        complaints.push(format!(
+        violations.push(format!(
             "{FILE}: the log messages changed: run 'cargo xtask logs'"
         ));
     }
@@ -67,10 +69,10 @@ pub fn check(root: &Path, files: &[String]) -> Result<Vec<String>> {
         let text = std::fs::read_to_string(root.join(file)).unwrap_or_default();
         let calls = log_calls(without_tests(&text));
         if calls.iter().any(|call| call.message.is_empty()) {
-            complaints.push(format!("{file}: a log call without a constant message"));
+            violations.push(format!("{file}: a log call without a constant message"));
         }
     }
-    Ok(complaints)
+    Ok(violations)
 }
 
 /// Writes the table.

@@ -3,7 +3,7 @@
 
 #![expect(
     unreachable_pub,
-    reason = "a binary exports nothing; pub says what a module offers"
+    reason = "a binary has no public API; `pub` marks what other modules use"
 )]
 
 mod graph;
@@ -29,11 +29,11 @@ fn main() -> ExitCode {
             }
         }
         Some("tidy") => match tidy::check(&root) {
-            Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
-            Ok(complaints) => {
-                complaints
+            Ok(violations) if violations.is_empty() => ExitCode::SUCCESS,
+            Ok(violations) => {
+                violations
                     .iter()
-                    .for_each(|complaint| eprintln!("tidy: {complaint}"));
+                    .for_each(|violation| eprintln!("tidy: {violation}"));
                 ExitCode::FAILURE
             }
             Err(error) => {

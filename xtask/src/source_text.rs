@@ -1,6 +1,6 @@
 //! Rust source as text: its comments, its string literals, its log calls.
 
-/// A source text up to its tests, which are at the end of a file.
+/// The source text before the tests, which are at the end of a file.
 pub fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]").next().unwrap_or_default()
 }
@@ -33,7 +33,7 @@ pub fn messages(text: &str) -> Vec<(usize, String)> {
                 found.push((line, content));
                 length
             }
-            // The character literal of a quote.
+            // The character literal '"' starts no string.
             '\'' if rest.starts_with("'\"'") => 3,
             'r' if rest.starts_with("r#\"") => {
                 let end = rest.find("\"#").map_or(rest.len(), |at| at + 2);
@@ -92,12 +92,17 @@ pub fn log_calls(text: &str) -> Vec<LogCall> {
         let start = format!("tracing::{level}!(");
         for (at, _) in code.match_indices(&start) {
             let arguments = arguments(code.get(at + start.len()..).unwrap_or_default());
-            let message = arguments.iter().rev().find(|one| one.starts_with('"'));
-            let message = message.map(|one| string(one).0).unwrap_or_default();
+            let message = arguments
+                .iter()
+                .rev()
+                .find(|argument| argument.starts_with('"'));
+            let message = message
+                .map(|argument| string(argument).0)
+                .unwrap_or_default();
             let mut fields: Vec<String> = arguments
                 .iter()
-                .filter(|one| !one.starts_with('"'))
-                .map(|one| field_name(one))
+                .filter(|argument| !argument.starts_with('"'))
+                .map(|argument| field_name(argument))
                 .collect();
             fields.sort();
             calls.push(LogCall {
@@ -143,8 +148,8 @@ fn arguments(text: &str) -> Vec<String> {
         }
         rest = rest.get(length..).unwrap_or_default();
     }
-    let trimmed = arguments.iter().map(|one| one.trim().to_owned());
-    trimmed.filter(|one| !one.is_empty()).collect()
+    let trimmed = arguments.iter().map(|argument| argument.trim().to_owned());
+    trimmed.filter(|argument| !argument.is_empty()).collect()
 }
 
 #[cfg(test)]

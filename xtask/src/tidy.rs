@@ -67,7 +67,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// File names that name no subject.
+/// File names that do not name the subject of a module.
 const VAGUE_FILE_NAMES: &[&str] = &[
     "mod.rs",
     "utils.rs",
@@ -78,7 +78,7 @@ const VAGUE_FILE_NAMES: &[&str] = &[
 ];
 
 /// Scripts that must not change a lock file.
-const SCRIPTS: &[&str] = &[
+const LOCKED_SCRIPTS: &[&str] = &[
     "test",
     "fuzz/run",
     "justfile",
@@ -89,42 +89,42 @@ const SCRIPTS: &[&str] = &[
 /// Maximum number of lines of a file.
 const MAX_FILE_LINES: usize = 800;
 
-/// The clone that cargo was called in. It is read at run time because clones that share a
-/// target directory share this program, too.
+/// The root of the clone that cargo was called in. It is read at run time, because clones that
+/// share a target directory also share this program.
 pub fn root() -> PathBuf {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| "xtask".into());
     Path::new(&own).join("..")
 }
 
-/// Every complaint about the repository.
+/// Every violation in the repository.
 pub fn check(root: &Path) -> Result<Vec<String>> {
-    let mut complaints = check_dependencies(&packages(root)?);
+    let mut violations = check_dependencies(&packages(root)?);
     let files = tracked_files(root)?;
-    complaints.extend(graph::check(&graph::read(root, &files)));
-    complaints.extend(words::check_names(root, &files));
-    complaints.extend(logs::check(root, &files)?);
+    violations.extend(graph::check(&graph::read(root, &files)));
+    violations.extend(words::check_names(root, &files));
+    violations.extend(logs::check(root, &files)?);
     for file in files {
         let text = std::fs::read_to_string(root.join(&file));
         let Ok(text) = text else { continue };
-        complaints.extend(find_conflict_marker(&file, &text));
-        complaints.extend(words::check(&file, &text));
-        if SCRIPTS.contains(&file.as_str()) {
-            complaints.extend(find_unlocked_cargo_calls(&file, &text));
+        violations.extend(find_conflict_marker(&file, &text));
+        violations.extend(words::check(&file, &text));
+        if LOCKED_SCRIPTS.contains(&file.as_str()) {
+            violations.extend(find_unlocked_cargo_calls(&file, &text));
         }
         if file.ends_with(".rs") {
-            complaints.extend(check_source(&file, &text));
+            violations.extend(check_source(&file, &text));
         }
         if file.ends_with(".md") {
-            complaints.extend(check_document(root, &file, &text));
+            violations.extend(check_document(root, &file, &text));
         }
         if file == conformance::FILE {
-            complaints.extend(conformance::check(root, &text));
+            violations.extend(conformance::check(root, &text));
         }
     }
-    Ok(complaints)
+    Ok(violations)
 }
 
-/// Name, path dependencies, manifest text and root module of one of our crates.
+/// Name, workspace dependencies and manifest text of a crate of this workspace.
 struct Package {
     name: String,
     uses: Vec<String>,
@@ -185,12 +185,12 @@ fn packages(root: &Path) -> Result<Vec<Package>> {
 }
 
 fn check_dependencies(packages: &[Package]) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for package in packages {
         let name = &package.name;
         let Some((_, allowed)) = ALLOWED_DEPENDENCIES.iter().find(|(known, _)| known == name)
         else {
-            complaints.push(format!(
+            violations.push(format!(
                 "crate {name} is missing in ALLOWED_DEPENDENCIES of xtask/src/tidy.rs"
             ));
             continue;
@@ -200,43 +200,43 @@ fn check_dependencies(packages: &[Package]) -> Vec<String> {
             .iter()
             .filter(|used| !allowed.contains(&used.as_str()))
         {
-            complaints.push(format!("crate {name} must not depend on {used}"));
+            violations.push(format!("crate {name} must not depend on {used}"));
         }
         if !package.manifest.contains("[lints]\nworkspace = true") {
-            complaints.push(format!(
+            violations.push(format!(
                 "crate {name} does not inherit the workspace's lints"
             ));
         }
     }
-    complaints
+    violations
 }
 
 fn check_source(file: &str, text: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     let name = file.rsplit('/').next().unwrap_or(file);
     if VAGUE_FILE_NAMES.contains(&name) {
-        complaints.push(format!("{file}: name the module after its subject"));
+        violations.push(format!("{file}: name the module after its subject"));
     }
     let lines = text.lines().count();
     if lines > MAX_FILE_LINES {
-        complaints.push(format!(
+        violations.push(format!(
             "{file}: {lines} lines, more than {MAX_FILE_LINES}: split it"
         ));
     }
     // Split in two, so that this file does not match itself.
     if text.contains(concat!("#[", "ignore")) {
-        complaints.push(format!("{file}: tests must not be ignored"));
+        violations.push(format!("{file}: tests must not be ignored"));
     }
     let is_root = file.starts_with("crates/") && file.ends_with("/src/lib.rs");
     if is_root && !text.contains("**Never here:**") {
-        complaints.push(format!(
+        violations.push(format!(
             "{file}: the crate's documentation lacks a 'Never here' paragraph"
         ));
     }
-    complaints
+    violations
 }
 
-/// The line of a merge conflict marker.
+/// A violation for the first merge conflict marker.
 fn find_conflict_marker(file: &str, text: &str) -> Option<String> {
     let is_marker = |line: &str| {
         let marker = line.split(' ').next().unwrap_or_default();
@@ -246,9 +246,10 @@ fn find_conflict_marker(file: &str, text: &str) -> Option<String> {
     Some(format!("{file}:{number}: a merge conflict marker"))
 }
 
-/// Cargo calls that may write a lock file. The recipe `fuzz-lock` does so on purpose.
+/// A violation for each cargo call that may write a lock file. The recipe `fuzz-lock` is allowed
+/// to.
 fn find_unlocked_cargo_calls(file: &str, text: &str) -> Vec<String> {
-    const RESOLVING: &[&str] = &[
+    const LOCK_WRITING_COMMANDS: &[&str] = &[
         "bench", "build", "clippy", "deny", "install", "metadata", "nextest", "run", "test",
     ];
     let calls = |line: &str| {
@@ -257,7 +258,7 @@ fn find_unlocked_cargo_calls(file: &str, text: &str) -> Vec<String> {
             .filter(|word| !word.is_empty())
             .collect();
         let named = words.windows(2).any(
-            |pair| matches!(pair, [cargo, verb] if *cargo == "cargo" && RESOLVING.contains(verb)),
+            |pair| matches!(pair, [cargo, verb] if *cargo == "cargo" && LOCK_WRITING_COMMANDS.contains(verb)),
         );
         let alias = line.starts_with("xtask = ");
         !line.trim_start().starts_with('#') && (named || alias)
@@ -275,7 +276,7 @@ fn find_unlocked_cargo_calls(file: &str, text: &str) -> Vec<String> {
 /// Checks that the targets of relative links and the paths named in ARCHITECTURE.md exist.
 fn check_document(root: &Path, file: &str, text: &str) -> Vec<String> {
     let base = Path::new(file).parent().unwrap_or(Path::new(""));
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for target in text
         .split("](")
         .skip(1)
@@ -286,7 +287,7 @@ fn check_document(root: &Path, file: &str, text: &str) -> Vec<String> {
             continue;
         }
         if !root.join(base).join(path).exists() {
-            complaints.push(format!(
+            violations.push(format!(
                 "{file}: the target of the link {target} does not exist"
             ));
         }
@@ -299,11 +300,11 @@ fn check_document(root: &Path, file: &str, text: &str) -> Vec<String> {
             .filter(|word| is_path(word))
         {
             if !root.join(named).exists() {
-                complaints.push(format!("{file}: {named} does not exist"));
+                violations.push(format!("{file}: {named} does not exist"));
             }
         }
     }
-    complaints
+    violations
 }
 
 fn is_path(word: &str) -> bool {
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn repository_has_no_complaints() {
+    fn repository_has_no_violations() {
         let root = root();
         assert_eq!(check(&root).unwrap(), Vec::<String>::new());
     }

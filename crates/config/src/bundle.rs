@@ -12,7 +12,7 @@ mod directory;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use policy::rego::policy_bundle::{BundleTerms, PolicyBundle};
+use policy::rego::policy_bundle::{EvaluationSettings, PolicyBundle};
 use policy::rego::{self, Budget, BundleError, Module};
 use serde_json::{Map, Value};
 
@@ -49,9 +49,9 @@ pub enum BundleReadError {
         /// Why it cannot be read.
         detail: String,
     },
-    /// The bundle cannot be compiled.
+    /// The bundle does not compile.
     #[error("policies.bundles: {id}: {error}")]
-    Wrong {
+    Invalid {
         /// The bundle's name.
         id: String,
         /// The compiler's error.
@@ -72,7 +72,7 @@ pub struct BundleContents {
 
 /// Reads a bundle without compiling it. Blocks.
 pub fn open(id: &str, path: &Path) -> Result<BundleContents, BundleReadError> {
-    let unreadable = |(inner, detail): At| BundleReadError::Unreadable {
+    let unreadable = |(inner, detail): BundleFileError| BundleReadError::Unreadable {
         id: id.to_owned(),
         path: match inner.as_os_str().is_empty() {
             true => path.to_owned(),
@@ -80,12 +80,12 @@ pub fn open(id: &str, path: &Path) -> Result<BundleContents, BundleReadError> {
         },
         detail,
     };
-    let files = files(path).map_err(|fault| match fault {
-        Fault::Missing => BundleReadError::Missing {
+    let files = files(path).map_err(|error| match error {
+        FilesError::Missing => BundleReadError::Missing {
             id: id.to_owned(),
             path: path.to_owned(),
         },
-        Fault::At(inner, detail) => unreadable((inner, detail)),
+        FilesError::File(inner, detail) => unreadable((inner, detail)),
     })?;
     let (all, data) = sort(files).map_err(unreadable)?;
     let (tests, modules) = all
@@ -102,7 +102,7 @@ pub fn open(id: &str, path: &Path) -> Result<BundleContents, BundleReadError> {
 pub fn read(bundle: &BundleSettings) -> Result<rego::Bundle, BundleReadError> {
     let BundleContents { modules, data, .. } = open(&bundle.id, &bundle.path)?;
     rego::Bundle::compile(&bundle.id, &bundle.entrypoint, &modules, &data).map_err(|error| {
-        BundleReadError::Wrong {
+        BundleReadError::Invalid {
             id: bundle.id.clone(),
             error,
         }
@@ -113,32 +113,32 @@ pub fn read(bundle: &BundleSettings) -> Result<rego::Bundle, BundleReadError> {
 #[derive(Debug, Default)]
 pub struct LoadedBundles {
     /// The bundles that exist, in the order of the settings.
-    pub judges: Vec<Arc<PolicyBundle>>,
+    pub bundles: Vec<Arc<PolicyBundle>>,
     /// The optional bundles that do not exist.
     pub missing: Vec<BundleReadError>,
 }
 
-/// Loads the bundles for `entrypoint`, or for a rule below it. Blocks. A required bundle that does
-/// not exist, and a bundle that cannot be used, is an error.
-pub fn judges(
+/// Loads the bundles whose entrypoint is `entrypoint` or a rule below it. Blocks. A required bundle
+/// that does not exist, and a bundle that cannot be used, is an error.
+pub fn load_for_entrypoint(
     section: &PoliciesSection,
     entrypoint: &str,
 ) -> Result<LoadedBundles, BundleReadError> {
     let mut found = LoadedBundles::default();
-    for named in &section.bundles {
-        if !named.decides(entrypoint) {
+    for settings in &section.bundles {
+        if !settings.decides(entrypoint) {
             continue;
         }
-        let terms = BundleTerms {
-            budget: Budget::of(section.timeout),
-            is_enforced: named.mode == BundleMode::Enforce,
+        let terms = EvaluationSettings {
+            budget: Budget::with_time_limit(section.timeout),
+            is_enforced: settings.mode == BundleMode::Enforce,
             fail_open: section.fail_open,
         };
-        match read(named) {
+        match read(settings) {
             Ok(bundle) => found
-                .judges
+                .bundles
                 .push(Arc::new(PolicyBundle::new(bundle, terms))),
-            Err(problem @ BundleReadError::Missing { .. }) if !named.required => {
+            Err(problem @ BundleReadError::Missing { .. }) if !settings.required => {
                 found.missing.push(problem);
             }
             Err(problem) => return Err(problem),
@@ -148,11 +148,11 @@ pub fn judges(
 }
 
 /// Why the files of a bundle cannot be read.
-enum Fault {
+enum FilesError {
     /// The bundle does not exist.
     Missing,
     /// A file in the bundle, or the bundle itself if the path is empty.
-    At(PathBuf, String),
+    File(PathBuf, String),
 }
 
 /// One file of a bundle.
@@ -162,36 +162,36 @@ struct BundleFile {
     bytes: Vec<u8>,
 }
 
-fn files(path: &Path) -> Result<Vec<BundleFile>, Fault> {
+fn files(path: &Path) -> Result<Vec<BundleFile>, FilesError> {
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Fault::Missing,
-        _ => Fault::At(PathBuf::new(), error.to_string()),
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => FilesError::Missing,
+        _ => FilesError::File(PathBuf::new(), error.to_string()),
     })?;
     let read = if metadata.is_dir() {
         directory::read(path)
     } else {
         archive::read(path)
     };
-    read.map_err(|(path, detail)| Fault::At(path, detail))
+    read.map_err(|(path, detail)| FilesError::File(path, detail))
 }
 
-/// A path in a bundle, and what is wrong with the file.
-type At = (PathBuf, String);
+/// A path in a bundle, and the error of the file.
+type BundleFileError = (PathBuf, String);
 
 /// The kind of a file, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum FileKind {
     Rego,
     Json,
     Yaml,
 }
 
 /// The kind of the file at `path`. None for files that are not part of a bundle.
-fn use_of(path: &Path) -> Option<Use> {
+fn file_kind(path: &Path) -> Option<FileKind> {
     match path.extension()?.to_str()? {
-        "rego" => Some(Use::Rego),
-        "json" => Some(Use::Json),
-        "yaml" | "yml" => Some(Use::Yaml),
+        "rego" => Some(FileKind::Rego),
+        "json" => Some(FileKind::Json),
+        "yaml" | "yml" => Some(FileKind::Yaml),
         _ => None,
     }
 }
@@ -222,15 +222,15 @@ impl Count {
     }
 }
 
-/// Sorts files into policy, tests and data.
-fn sort(mut files: Vec<BundleFile>) -> Result<(Vec<Module>, Value), At> {
+/// Divides files into modules and merged data.
+fn sort(mut files: Vec<BundleFile>) -> Result<(Vec<Module>, Value), BundleFileError> {
     files.sort_by(|a, b| a.path.cmp(&b.path));
     let mut modules = Vec::new();
     let mut data = Map::new();
     for BundleFile { path, bytes } in files {
-        let read = match use_of(&path) {
+        let read = match file_kind(&path) {
             None => continue,
-            Some(Use::Rego) => String::from_utf8(bytes)
+            Some(FileKind::Rego) => String::from_utf8(bytes)
                 .map(|text| {
                     modules.push(Module {
                         name: path.display().to_string(),
@@ -239,30 +239,30 @@ fn sort(mut files: Vec<BundleFile>) -> Result<(Vec<Module>, Value), At> {
                     None
                 })
                 .map_err(|_| "it is not UTF-8".to_owned()),
-            Some(Use::Json) => serde_json::from_slice(&bytes)
+            Some(FileKind::Json) => serde_json::from_slice(&bytes)
                 .map(Some)
                 .map_err(|error| error.to_string()),
-            Some(Use::Yaml) => read_yaml(&path, &bytes).map(Some),
+            Some(FileKind::Yaml) => read_yaml(&path, &bytes).map(Some),
         };
-        let put = read.and_then(|value| match value {
+        let inserted = read.and_then(|value| match value {
             None => Ok(()),
-            Some(Value::Object(fields)) => put(&mut data, &path, fields),
+            Some(Value::Object(fields)) => insert_data(&mut data, &path, fields),
             Some(_) => Err("the top level of a data file must be an object".to_owned()),
         });
-        put.map_err(|detail| (path, detail))?;
+        inserted.map_err(|detail| (path, detail))?;
     }
     Ok((modules, Value::Object(data)))
 }
 
 /// Inserts the fields of a data file at the path of its directory.
-fn put(
+fn insert_data(
     data: &mut Map<String, Value>,
     path: &Path,
     fields: Map<String, Value>,
 ) -> Result<(), String> {
-    let above = path.parent().into_iter().flat_map(Path::components);
+    let directories = path.parent().into_iter().flat_map(Path::components);
     let mut fields = fields;
-    for part in above.rev() {
+    for part in directories.rev() {
         let name = part.as_os_str().to_str().ok_or("its path is not UTF-8")?;
         fields = Map::from_iter([(name.to_owned(), Value::Object(fields))]);
     }
@@ -300,7 +300,7 @@ fn read_yaml(path: &Path, bytes: &[u8]) -> Result<Value, String> {
 fn value_of(node: &Node) -> Value {
     match &node.content {
         Content::Faulty | Content::Absent | Content::Null => Value::Null,
-        Content::Bool(one) => Value::Bool(*one),
+        Content::Bool(value) => Value::Bool(*value),
         Content::Number(number) => Value::Number(number.clone()),
         Content::Text(text) => Value::String(text.clone()),
         Content::List(items) => items.iter().map(value_of).collect(),

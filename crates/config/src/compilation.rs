@@ -30,7 +30,7 @@ pub(crate) struct Compiled {
 /// The policy crate's rule for one domain.
 pub(crate) fn host_rule(rule: &DomainRule) -> HostRule {
     let endpoint = |methods: &[String], paths: &[_]| EndpointRule {
-        // Each name passed the schema's check, which is this same parser.
+        // Each name has passed the schema's check, which uses the same parser.
         methods: MethodSet::parse(methods.iter().map(String::as_str)).unwrap_or_default(),
         paths: paths.to_vec(),
     };
@@ -54,10 +54,11 @@ pub(crate) fn host_rule(rule: &DomainRule) -> HostRule {
     }
 }
 
+/// Message about a host that occurs twice in a table.
 const LISTED_TWICE: &str = "this host is listed twice, in two spellings";
 
-/// Checks policy.yaml and computes its rates and breakers. Without a file only the computation
-/// takes place.
+/// Checks policy.yaml, and computes its rates and breakers. `layer` is None if there is no file;
+/// then the values are the defaults and nothing is checked.
 pub(crate) fn compile_policy(
     policy: &PolicyFile,
     layer: Option<&Layer<PolicyFile>>,
@@ -76,7 +77,7 @@ pub(crate) fn compile_policy(
     if limits.warning_bytes > limits.hard_limit_bytes {
         let hard = limits.hard_limit_bytes.write();
         let hard = match layer {
-            Some(layer) => layer.shown("/git/push_limits/hard_limit_bytes", hard),
+            Some(layer) => layer.display_value("/git/push_limits/hard_limit_bytes", hard),
             None => hard,
         };
         let message = format!(
@@ -133,23 +134,23 @@ pub(crate) fn compile_policy(
             }
         };
     let default = rate("/rate_limits/defaults", &rates.defaults);
-    let mut twice = Vec::new();
-    let mut own = HashMap::new();
+    let mut repeated = Vec::new();
+    let mut rate_of_host = HashMap::new();
     for (host, row) in &rates.per_upstream {
         let pointer = join("/rate_limits/per_upstream", host);
         let row = row.as_ref().unwrap_or(&rates.defaults);
         let (Ok(host), Some(rate)) = (Host::parse(host), rate(&pointer, row)) else {
             continue;
         };
-        if own.insert(host, rate).is_some() {
-            twice.push(pointer);
+        if rate_of_host.insert(host, rate).is_some() {
+            repeated.push(pointer);
         }
     }
-    for pointer in twice {
+    for pointer in repeated {
         report(&pointer, LISTED_TWICE.to_owned());
     }
     if rates.enabled {
         compiled.rate = default;
-        compiled.rates = own;
+        compiled.rates = rate_of_host;
     }
 }

@@ -42,24 +42,25 @@ pub(crate) fn check_file(
     warnings: &mut Vec<Problem>,
 ) {
     move_to_loopback(layer, warnings);
-    let mut check = Check { layer, problems };
-    check.server();
-    check.metrics();
-    check.names();
-    check.tools();
-    check.egress();
-    check.github();
-    check.credentials();
-    check.mirrors();
-    check.remote();
-    check.positive();
-    check.at_most();
+    let mut checker = FileChecker { layer, problems };
+    checker.check_server();
+    checker.check_metrics();
+    checker.check_unique_names();
+    checker.check_tools();
+    checker.check_egress();
+    checker.check_github_rules();
+    checker.check_credentials();
+    checker.check_mirrors();
+    checker.check_remote_containers();
+    checker.check_positive();
+    checker.check_maximums();
     warn_of_short_secrets(layer, warnings);
     warn_of_unused_entrypoints(layer, warnings);
     if layer.value.metrics.tracing.is_jaeger_thrift() {
         let pointer = "/metrics/tracing/endpoint";
         let problem = layer.problem(pointer, "port 14268 is Jaeger's Thrift port");
-        warnings.push(problem.hinting("traces are sent to port 4318 of the same host, over OTLP"));
+        warnings
+            .push(problem.with_hint("traces are sent to port 4318 of the same host, over OTLP"));
     }
 }
 
@@ -71,11 +72,11 @@ fn warn_of_unused_entrypoints(layer: &Layer<File>, warnings: &mut Vec<Problem>) 
             continue;
         }
         let pointer = format!("/policies/bundles/{index}/entrypoint");
-        let shown = layer.quoted(&pointer, &bundle.entrypoint);
+        let shown = layer.quote_value(&pointer, &bundle.entrypoint);
         let message =
             format!("the gate does not evaluate the entrypoint {shown}: the bundle has no effect");
         let hint = format!("entrypoints are {}", ENTRYPOINTS.join(", "));
-        warnings.push(layer.problem(&pointer, message).hinting(hint));
+        warnings.push(layer.problem(&pointer, message).with_hint(hint));
     }
 }
 
@@ -86,16 +87,16 @@ fn warn_of_short_secrets(layer: &Layer<File>, warnings: &mut Vec<Problem>) {
     let file = &layer.value;
     let token = file.server.auth_token.as_ref();
     let token = token.map(|token| ("/server/auth_token".to_owned(), token));
-    let named = file.secrets.iter();
-    let named = named.map(|(name, secret)| (join("/secrets", name), secret));
-    for (pointer, secret) in token.into_iter().chain(named) {
+    let secrets = file.secrets.iter();
+    let secrets = secrets.map(|(name, secret)| (join("/secrets", name), secret));
+    for (pointer, secret) in token.into_iter().chain(secrets) {
         if (1..MIN_SECRET).contains(&secret.expose().len()) {
             let message = format!(
                 "{} is shorter than {MIN_SECRET} bytes, too short to be redacted in logs",
                 dotted(&pointer)
             );
             let warning = layer.problem(&pointer, message);
-            warnings.push(warning.hinting("use a longer one"));
+            warnings.push(warning.with_hint("use a longer secret"));
         }
     }
 }
@@ -103,9 +104,10 @@ fn warn_of_short_secrets(layer: &Layer<File>, warnings: &mut Vec<Problem>) {
 /// The first segments of the URL paths of hooks, tools and health.
 const SERVED_PATHS: [&str; 5] = ["health", "intercept", "mcp", "message", "sse"];
 
-const ADDRESSES: [&str; 3] = ["interceptor_addr", "mcp_server_addr", "single_port"];
+/// The keys of `server` that are listen addresses.
+const ADDRESS_KEYS: [&str; 3] = ["interceptor_addr", "mcp_server_addr", "single_port"];
 
-fn address<'f>(file: &'f mut File, key: &str) -> Option<&'f mut SocketAddr> {
+fn address_mut<'f>(file: &'f mut File, key: &str) -> Option<&'f mut SocketAddr> {
     match key {
         "interceptor_addr" => Some(&mut file.server.interceptor_addr),
         "mcp_server_addr" => Some(&mut file.server.mcp_server_addr),
@@ -121,13 +123,13 @@ fn has_token(layer: &Layer<File>) -> bool {
     }
 }
 
-/// `:8090` without a token comes from older files, written for a container's own network. It is
-/// accepted and listens on loopback, instead of being refused or reachable from outside.
+/// Changes addresses such as `:8090` to loopback if there is no token. Older files, written for a
+/// container's own network, contain them: they are accepted, but not reachable from outside.
 fn move_to_loopback(layer: &mut Layer<File>, warnings: &mut Vec<Problem>) {
     if has_token(layer) {
         return;
     }
-    for key in ADDRESSES {
+    for key in ADDRESS_KEYS {
         let pointer = join("/server", key);
         if !layer
             .text(&pointer)
@@ -135,7 +137,7 @@ fn move_to_loopback(layer: &mut Layer<File>, warnings: &mut Vec<Problem>) {
         {
             continue;
         }
-        let Some(address) = address(&mut layer.value, key) else {
+        let Some(address) = address_mut(&mut layer.value, key) else {
             continue;
         };
         *address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());
@@ -144,29 +146,31 @@ fn move_to_loopback(layer: &mut Layer<File>, warnings: &mut Vec<Problem>) {
             (address, Some(_)) => address.ip().to_string(),
         };
         let message = format!(
-            "{} means every address but server.auth_token is not set: listening on {used} only",
+            "{} names no host and server.auth_token is not set: the gate listens on {used} only",
             dotted(&pointer)
         );
         let warning = layer.problem(&pointer, message);
-        warnings.push(warning.hinting("set server.auth_token to open it, or write the address"));
+        warnings.push(warning.with_hint(
+            "set server.auth_token to listen on every address, or write a complete address",
+        ));
     }
 }
 
-struct Check<'a> {
+struct FileChecker<'a> {
     layer: &'a Layer<File>,
     problems: &'a mut Vec<Problem>,
 }
 
-impl Check<'_> {
+impl FileChecker<'_> {
     fn report(&mut self, pointer: &str, message: impl Into<String>, hint: &str) {
         let mut problem = self.layer.problem(pointer, message);
         problem.hint = (!hint.is_empty()).then(|| hint.to_owned());
         self.problems.push(problem);
     }
 
-    fn server(&mut self) {
+    fn check_server(&mut self) {
         let file = &self.layer.value;
-        let open: Vec<(&str, SocketAddr)> = ADDRESSES
+        let open: Vec<(&str, SocketAddr)> = ADDRESS_KEYS
             .into_iter()
             .zip([
                 Some(file.server.interceptor_addr),
@@ -179,7 +183,7 @@ impl Check<'_> {
         if !has_token(self.layer) {
             for (key, address) in open {
                 let pointer = join("/server", key);
-                let address = self.layer.shown(&pointer, address);
+                let address = self.layer.display_value(&pointer, address);
                 self.report(
                     &pointer,
                     format!("{} is {address}, which is not a loopback address, but server.auth_token is not set", dotted(&pointer)),
@@ -200,45 +204,45 @@ impl Check<'_> {
         }
     }
 
-    /// Metrics would not be reachable at a path that is used for something else.
-    fn metrics(&mut self) {
+    /// Refuses a metrics path that the gate already serves for another purpose.
+    fn check_metrics(&mut self) {
         let path = &self.layer.value.metrics.path;
         let first = path.split('/').find(|part| !part.is_empty());
         if first.is_some_and(|first| SERVED_PATHS.contains(&first)) {
             let pointer = "/metrics/path";
-            let shown = self.layer.quoted(pointer, path);
+            let shown = self.layer.quote_value(pointer, path);
             let message =
                 format!("metrics.path is {shown}, which the gate uses for something else");
             self.report(pointer, message, "use another path, such as /metrics");
         }
     }
 
-    fn names(&mut self) {
+    fn check_unique_names(&mut self) {
         let file = &self.layer.value;
         let tools = file.tools.iter().map(|tool| tool.name.as_str());
-        self.unique("/tools", "name", "tool", tools.enumerate());
+        self.check_unique("/tools", "name", "tool", tools.enumerate());
         let bundles = file
             .policies
             .bundles
             .iter()
             .map(|bundle| bundle.id.as_str());
-        self.unique("/policies/bundles", "id", "bundle", bundles.enumerate());
+        self.check_unique("/policies/bundles", "id", "bundle", bundles.enumerate());
         let rows = file.credentials.rows.iter().map(|row| row.name.as_str());
-        self.unique(
+        self.check_unique(
             "/credentials/rows",
             "name",
             "credential row",
             rows.enumerate(),
         );
         let mirrors = file.git.mirrors.iter().map(|mirror| mirror.name.as_str());
-        self.unique("/git/mirrors", "name", "mirror", mirrors.enumerate());
+        self.check_unique("/git/mirrors", "name", "mirror", mirrors.enumerate());
     }
 
-    fn unique<'n>(
+    fn check_unique<'n>(
         &mut self,
         list: &str,
         key: &str,
-        what: &str,
+        kind: &str,
         names: impl Iterator<Item = (usize, &'n str)>,
     ) {
         let mut seen: HashMap<&str, usize> = HashMap::new();
@@ -246,13 +250,13 @@ impl Check<'_> {
             let pointer = format!("{list}/{index}/{key}");
             if let Some(first) = seen.get(name) {
                 let first = format!("{list}/{first}/{key}");
-                // If either name came from a variable, the other one would reveal its value.
+                // If one of the names came from a variable, the other name would reveal its value.
                 let name = match self.layer.variable(&pointer) {
-                    Some(_) => self.layer.quoted(&pointer, name),
-                    None => self.layer.quoted(&first, name),
+                    Some(_) => self.layer.quote_value(&pointer, name),
+                    None => self.layer.quote_value(&first, name),
                 };
                 let line = self.layer.problem(&first, "").line;
-                let message = format!("another {what} is called {name} on line {line}");
+                let message = format!("another {kind} is called {name} on line {line}");
                 self.report(&pointer, message, "");
             } else {
                 seen.insert(name, index);
@@ -260,12 +264,12 @@ impl Check<'_> {
         }
     }
 
-    fn tools(&mut self) {
+    fn check_tools(&mut self) {
         for (index, tool) in self.layer.value.tools.iter().enumerate() {
             let pointer = format!("/tools/{index}");
             let name = || {
                 self.layer
-                    .quoted(&format!("/tools/{index}/name"), &tool.name)
+                    .quote_value(&format!("/tools/{index}/name"), &tool.name)
             };
             if tool
                 .command
@@ -286,21 +290,28 @@ impl Check<'_> {
             if tool.runtime.kind == RuntimeKind::E2b && !self.layer.is_written(&template) {
                 self.report(
                     &format!("{pointer}/runtime"),
-                    format!("tool {} runs in e2b but names no template", name()),
+                    format!("tool {} runs in e2b but has no template", name()),
                     "add runtime.template",
                 );
             }
         }
     }
 
-    fn egress(&mut self) {
+    fn check_egress(&mut self) {
         for (from, to) in self.layer.value.egress.resolve.iter() {
             if to.ip().is_unspecified() || to.port() == 0 {
                 // The key may be written differently from the normalised host.
-                let key = self.written_key("/egress/resolve", from);
+                let key = self.find_written_key("/egress/resolve", from);
                 let pointer = join("/egress/resolve", &key.unwrap_or_default());
-                let message = format!("{} is not an address to connect to", dotted(&pointer));
-                self.report(&pointer, message, "write an address and a port");
+                let message = format!(
+                    "{} must be a specific address with a port",
+                    dotted(&pointer)
+                );
+                self.report(
+                    &pointer,
+                    message,
+                    "write an IP address and a port other than 0",
+                );
             }
         }
         // Connections that are forwarded without decryption would bypass the rules for git.
@@ -309,32 +320,37 @@ impl Check<'_> {
             if file.git.hosts.iter().any(|host| pattern.matches(host)) {
                 let pointer = format!("/egress/passthrough/{index}");
                 let message = "a host of git.hosts cannot be in egress.passthrough";
-                self.report(&pointer, message, "remove it from one of the two");
+                self.report(
+                    &pointer,
+                    message,
+                    "remove the host from one of the two lists",
+                );
             }
         }
     }
 
-    /// An unknown rule name would enable nothing without anyone noticing.
-    fn github(&mut self) {
+    /// Reports unknown rule names, which would have no effect.
+    fn check_github_rules(&mut self) {
         for (index, name) in self.layer.value.egress.github.allow.iter().enumerate() {
             let Err(unknown) = GithubRules::new(std::slice::from_ref(name), false) else {
                 continue;
             };
             let pointer = format!("/egress/github/allow/{index}");
-            let shown = self.layer.quoted(&pointer, name);
+            let shown = self.layer.quote_value(&pointer, name);
             // A similar name would reveal the value of a variable.
             let near = unknown
-                .near
+                .suggestion
                 .filter(|_| self.layer.variable(&pointer).is_none());
             let hint = match near {
                 Some(near) => format!("did you mean '{near}'?"),
-                None => "docs/config.md lists their names".to_owned(),
+                None => "docs/config.md lists the rules".to_owned(),
             };
             self.report(&pointer, format!("no GitHub rule is called {shown}"), &hint);
         }
     }
 
-    fn written_key<T: Leaf + PartialEq>(&self, pointer: &str, wanted: &T) -> Option<String> {
+    /// The key of the mapping at `pointer` that parses to `wanted`, as it is written in the file.
+    fn find_written_key<T: Leaf + PartialEq>(&self, pointer: &str, wanted: &T) -> Option<String> {
         let node = self.layer.tree.get(pointer)?;
         let Content::Map(entries) = &node.content else {
             return None;
@@ -344,14 +360,14 @@ impl Check<'_> {
         Some(entry.key.clone())
     }
 
-    fn credentials(&mut self) {
+    fn check_credentials(&mut self) {
         let section = &self.layer.value.credentials;
         let named = section.rows.iter().map(|row| row.name.as_str());
         let known: Vec<&str> = BUILTIN_ROWS.into_iter().chain(named).collect();
         for (index, name) in section.default.iter().enumerate() {
             if !known.contains(&name.as_str()) {
                 let pointer = format!("/credentials/default/{index}");
-                let shown = self.layer.quoted(&pointer, name);
+                let shown = self.layer.quote_value(&pointer, name);
                 let hint = format!("credentials are {}", known.join(", "));
                 self.report(&pointer, format!("there is no credential {shown}"), &hint);
             }
@@ -367,7 +383,7 @@ impl Check<'_> {
                     .iter()
                     .any(|other| other.eq_ignore_ascii_case(name))
                 {
-                    let shown = self.layer.quoted(&pointer, name);
+                    let shown = self.layer.quote_value(&pointer, name);
                     let message = format!("the header {shown} cannot carry a credential");
                     let hint = "the gate writes this header itself; a cookie is named by 'cookie'";
                     self.report(&pointer, message, hint);
@@ -385,11 +401,13 @@ impl Check<'_> {
         }
     }
 
-    fn mirrors(&mut self) {
+    fn check_mirrors(&mut self) {
         for (index, mirror) in self.layer.value.git.mirrors.iter().enumerate() {
             let pointer = format!("/git/mirrors/{index}");
             if mirror.is_ssh() && !self.layer.is_written(&format!("{pointer}/host_key")) {
-                let name = self.layer.quoted(&format!("{pointer}/name"), &mirror.name);
+                let name = self
+                    .layer
+                    .quote_value(&format!("{pointer}/name"), &mirror.name);
                 self.report(
                     &pointer,
                     format!("mirror {name} uses ssh but has no host_key"),
@@ -399,7 +417,7 @@ impl Check<'_> {
         }
     }
 
-    fn remote(&mut self) {
+    fn check_remote_containers(&mut self) {
         let sandbox = &self.layer.value.sandbox;
         let written = self.layer.tree.get("/sandbox/remote");
         let is_empty = match written.map(|node| &node.content) {
@@ -414,16 +432,16 @@ impl Check<'_> {
                 "add sandbox.remote.socket_path or sandbox.remote.tcp",
             );
         }
-        // An invalid name has become the default, so it is not compared with others.
+        // An invalid name was replaced by the default, so it is not compared with other names.
         let layer = self.layer;
-        let is_own = |index: usize, name: &str| {
+        let is_as_written = |index: usize, name: &str| {
             let pointer = format!("/sandbox/remote/{index}/name");
             !layer.is_written(&pointer) || layer.text(&pointer) == Some(name)
         };
         let names = sandbox.remote.all().iter().enumerate();
         let names = names.map(|(index, container)| (index, container.name.as_str()));
-        let names = names.filter(|(index, name)| is_own(*index, name));
-        self.unique("/sandbox/remote", "name", "container", names);
+        let names = names.filter(|(index, name)| is_as_written(*index, name));
+        self.check_unique("/sandbox/remote", "name", "container", names);
         for (pointer, container) in sandbox.remote.with_pointers() {
             let name = dotted(&pointer);
             let socket = self.layer.is_written(&format!("{pointer}/socket_path"));
@@ -449,7 +467,7 @@ impl Check<'_> {
         }
     }
 
-    fn positive(&mut self) {
+    fn check_positive(&mut self) {
         let file = &self.layer.value;
         let timeouts = &file.egress.timeouts;
         let zero = [
@@ -473,8 +491,8 @@ impl Check<'_> {
         }
     }
 
-    /// The sizes that a worker process can handle.
-    fn at_most(&mut self) {
+    /// Reports sizes that a worker process cannot handle.
+    fn check_maximums(&mut self) {
         let snapshot = &self.layer.value.sandbox.snapshot;
         let over = [
             (

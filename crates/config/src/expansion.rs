@@ -26,16 +26,16 @@ pub(crate) fn expand(
 ) {
     let mut faults = Vec::new();
     walk(&mut tree.root, "", env, &mut faults);
-    for (pointer, place, fault) in faults {
+    for (pointer, position, fault) in faults {
         let (message, hint) = fault.message_and_hint();
         if pointer.starts_with(SECRETS)
             && let Fault::Unset(_) = fault
         {
             let message = format!("{message}: {} is empty", dotted(&pointer));
-            let hint = "set it before a tool needs this secret";
-            warnings.push(tree.problem_at(place, &pointer, message).hinting(hint));
+            let hint = "set the variable before a tool needs this secret";
+            warnings.push(tree.problem_at(position, &pointer, message).with_hint(hint));
         } else {
-            problems.push(tree.problem_at(place, &pointer, message).hinting(hint));
+            problems.push(tree.problem_at(position, &pointer, message).with_hint(hint));
         }
     }
 }
@@ -50,11 +50,11 @@ fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, 
             Err(Fault::Unset(name)) if pointer.starts_with(SECRETS) => {
                 node.variable = Some(name.clone());
                 node.content = Content::Text(String::new());
-                faults.push((pointer.to_owned(), node.place, Fault::Unset(name)));
+                faults.push((pointer.to_owned(), node.position, Fault::Unset(name)));
             }
             Err(fault) => {
                 node.content = Content::Faulty;
-                faults.push((pointer.to_owned(), node.place, fault));
+                faults.push((pointer.to_owned(), node.position, fault));
             }
         },
         Content::List(items) => {
@@ -108,7 +108,9 @@ impl Fault {
                 "write ${NAME} or ${NAME:-default}, and $${ for a plain ${".to_owned(),
             ),
             Fault::TooLong => (
-                format!("longer than {MAX_EXPANDED} bytes once its variables are filled in"),
+                format!(
+                    "the value is longer than {MAX_EXPANDED} bytes after its variables are expanded"
+                ),
                 "use a shorter value".to_owned(),
             ),
         }
@@ -131,9 +133,9 @@ pub(crate) fn expand_text(text: &str, env: Env<'_>) -> Result<Expanded, Fault> {
             continue;
         }
         expanded.text.push_str(before);
-        let (inside, after) = after.split_once('}').ok_or(Fault::Malformed)?;
+        let (expression, after) = after.split_once('}').ok_or(Fault::Malformed)?;
         rest = after;
-        expanded.fill(inside, env)?;
+        expanded.append_value(expression, env)?;
     }
     expanded.text.push_str(rest);
     Ok(expanded)
@@ -154,16 +156,16 @@ pub fn expand_word(word: &str, env: Env<'_>) -> Result<String, ExpandError> {
             if let Some(after) = after.strip_prefix('$') {
                 expanded.text.push('$');
                 rest = after;
-            } else if let Some(inside) = after.strip_prefix('{') {
-                let (inside, after) = inside.split_once('}').ok_or(Fault::Malformed)?;
-                expanded.fill(inside, env)?;
+            } else if let Some(expression) = after.strip_prefix('{') {
+                let (expression, after) = expression.split_once('}').ok_or(Fault::Malformed)?;
+                expanded.append_value(expression, env)?;
                 rest = after;
             } else {
                 let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
                 let end = after.find(|c| !is_part(c)).unwrap_or(after.len());
                 let (name, after) = after.split_at(end);
                 if is_variable(name) {
-                    expanded.fill(name, env)?;
+                    expanded.append_value(name, env)?;
                     rest = after;
                 } else {
                     expanded.text.push('$');
@@ -183,7 +185,9 @@ pub fn expand_word(word: &str, env: Env<'_>) -> Result<String, ExpandError> {
             Fault::Malformed => {
                 "a ${…} does not name a variable; write ${NAME}, or $$ for a plain $".to_owned()
             }
-            Fault::TooLong => format!("longer than {MAX_EXPANDED} bytes once expanded"),
+            Fault::TooLong => format!(
+                "the word is longer than {MAX_EXPANDED} bytes after its variables are expanded"
+            ),
         },
     })
 }
@@ -198,10 +202,10 @@ pub struct ExpandError {
 
 impl Expanded {
     /// Appends the value of the expression in `${…}`: a name, and perhaps a default.
-    fn fill(&mut self, inside: &str, env: Env<'_>) -> Result<(), Fault> {
-        let (name, default) = match inside.split_once(":-") {
+    fn append_value(&mut self, expression: &str, env: Env<'_>) -> Result<(), Fault> {
+        let (name, default) = match expression.split_once(":-") {
             Some((name, default)) => (name, Some(default)),
-            None => (inside, None),
+            None => (expression, None),
         };
         if !is_variable(name) || default.is_some_and(|default| default.contains("${")) {
             return Err(Fault::Malformed);
@@ -247,7 +251,7 @@ mod tests {
 
     #[test]
     fn variables_defaults_and_escapes_expand() {
-        for (given, expected) in [
+        for (input, expected) in [
             ("${A}", "alpha"),
             ("x${A}y${A}z", "xalphayalphaz"),
             ("${NOPE:-d}", "d"),
@@ -261,7 +265,7 @@ mod tests {
             ("$A $ $$ {A}", "$A $ $$ {A}"),
             ("${NESTED}", "${A}"),
         ] {
-            assert_eq!(expand_text(given, &env).unwrap().text, expected, "{given}");
+            assert_eq!(expand_text(input, &env).unwrap().text, expected, "{input}");
         }
     }
 
@@ -289,7 +293,7 @@ mod tests {
 
     #[test]
     fn words_of_a_command_expand_as_in_a_shell() {
-        for (given, expected) in [
+        for (input, expected) in [
             ("$A", "alpha"),
             ("${A}", "alpha"),
             ("/home/$A/data", "/home/alpha/data"),
@@ -300,7 +304,7 @@ mod tests {
             ("5$ $1 $(date) $", "5$ $1 $(date) $"),
             ("$NESTED", "${A}"),
         ] {
-            assert_eq!(expand_word(given, &env).as_deref(), Ok(expected), "{given}");
+            assert_eq!(expand_word(input, &env).as_deref(), Ok(expected), "{input}");
         }
         for (bad, message) in [
             (

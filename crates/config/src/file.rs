@@ -15,7 +15,7 @@ pub(crate) const REPOSITORY_LIMIT: u64 = 64 * 1024;
 
 /// Why a file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub(crate) enum Unreadable {
+pub(crate) enum FileReadError {
     /// The file does not exist.
     #[error("no such file")]
     Missing,
@@ -44,7 +44,7 @@ pub(crate) enum Links {
 ///
 /// Opens without blocking, so that a FIFO cannot hang the loader, and checks the descriptor, so
 /// that the checked file is the one that is read.
-pub(crate) fn read(path: &Path, limit: u64, links: Links) -> Result<Vec<u8>, Unreadable> {
+pub(crate) fn read(path: &Path, limit: u64, links: Links) -> Result<Vec<u8>, FileReadError> {
     let flags = match links {
         Links::Follow => O_NONBLOCK | O_CLOEXEC,
         Links::Refuse => O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW,
@@ -56,26 +56,26 @@ pub(crate) fn read(path: &Path, limit: u64, links: Links) -> Result<Vec<u8>, Unr
         .map_err(|error| describe(&error))?;
     let metadata = file.metadata().map_err(|error| describe(&error))?;
     if !metadata.is_file() {
-        return Err(Unreadable::NotRegular);
+        return Err(FileReadError::NotRegular);
     }
     if metadata.len() > limit {
-        return Err(Unreadable::TooLarge(limit));
+        return Err(FileReadError::TooLarge(limit));
     }
     let mut bytes = Vec::new();
     file.take(limit + 1)
         .read_to_end(&mut bytes)
         .map_err(|error| describe(&error))?;
     if bytes.len() as u64 > limit {
-        return Err(Unreadable::TooLarge(limit));
+        return Err(FileReadError::TooLarge(limit));
     }
     Ok(bytes)
 }
 
-fn describe(error: &std::io::Error) -> Unreadable {
+fn describe(error: &std::io::Error) -> FileReadError {
     match error.raw_os_error() {
-        Some(nix::libc::ENOENT | nix::libc::ENOTDIR) => Unreadable::Missing,
-        Some(nix::libc::ELOOP | nix::libc::ENXIO) => Unreadable::NotRegular,
-        _ => Unreadable::Io(error.kind().to_string()),
+        Some(nix::libc::ENOENT | nix::libc::ENOTDIR) => FileReadError::Missing,
+        Some(nix::libc::ELOOP | nix::libc::ENXIO) => FileReadError::NotRegular,
+        _ => FileReadError::Io(error.kind().to_string()),
     }
 }
 
@@ -84,32 +84,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_regular_file_of_decent_size_is_read() {
+    fn only_regular_files_within_the_limit_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "12345678").unwrap();
         assert_eq!(read(&file, 8, Links::Refuse).unwrap(), b"12345678");
-        assert_eq!(read(&file, 7, Links::Follow), Err(Unreadable::TooLarge(7)));
+        assert_eq!(
+            read(&file, 7, Links::Follow),
+            Err(FileReadError::TooLarge(7))
+        );
         assert_eq!(
             read(dir.path(), 8, Links::Follow),
-            Err(Unreadable::NotRegular)
+            Err(FileReadError::NotRegular)
         );
         assert_eq!(
             read(&dir.path().join("none"), 8, Links::Follow),
-            Err(Unreadable::Missing)
+            Err(FileReadError::Missing)
         );
 
         let fifo = dir.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert_eq!(read(&fifo, 8, Links::Follow), Err(Unreadable::NotRegular));
+        assert_eq!(
+            read(&fifo, 8, Links::Follow),
+            Err(FileReadError::NotRegular)
+        );
 
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&file, &link).unwrap();
         assert_eq!(read(&link, 8, Links::Follow).unwrap(), b"12345678");
-        assert_eq!(read(&link, 8, Links::Refuse), Err(Unreadable::NotRegular));
+        assert_eq!(
+            read(&link, 8, Links::Refuse),
+            Err(FileReadError::NotRegular)
+        );
         assert_eq!(
             read(Path::new("/dev/zero"), 8, Links::Follow),
-            Err(Unreadable::NotRegular)
+            Err(FileReadError::NotRegular)
         );
     }
 }

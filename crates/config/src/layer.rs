@@ -32,23 +32,27 @@ impl<T> std::fmt::Debug for Layer<T> {
 impl<T: DeserializeOwned> Layer<T> {
     /// Parses, expands (if there is an environment), validates and deserialises. Keys of features
     /// that this version does not have are errors. All mistakes are added to `problems`; if there
-    /// is a value all the same, later checks can use it. None if the file is not YAML.
+    /// is a value nevertheless, later checks can use it. None if the file is not YAML.
     pub(crate) fn read(
-        shape: &FileSchema,
+        file_schema: &FileSchema,
         file: &Path,
         bytes: &[u8],
         env: Option<Env<'_>>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
-        let _patterns = RegexPattern::compile_once();
+        let _patterns = RegexPattern::start_cache();
         let mut tree = Tree::parse(file, bytes, problems)?;
         let mut warnings = Vec::new();
         if let Some(env) = env {
             expand(&mut tree, env, problems, &mut warnings);
         }
-        let valid = validate(shape, &mut tree, problems);
-        let at = |pointer: &str, message| tree.problem(&valid.original(pointer), message);
-        problems.extend(unavailable::check(shape.unavailable, &valid.value, at));
+        let valid = validate(file_schema, &mut tree, problems);
+        let at = |pointer: &str, message| tree.problem(&valid.original_pointer(pointer), message);
+        problems.extend(unavailable::check(
+            file_schema.unavailable,
+            &valid.value,
+            at,
+        ));
         match T::deserialize(&valid.value) {
             Ok(value) => Some(Self {
                 value,
@@ -69,38 +73,39 @@ impl<T: DeserializeOwned> Layer<T> {
 impl<T> Layer<T> {
     /// A problem with the value at `pointer`, which is a pointer into `value`.
     pub(crate) fn problem(&self, pointer: &str, message: impl Into<String>) -> Problem {
-        self.tree.problem(&self.valid.original(pointer), message)
+        self.tree
+            .problem(&self.valid.original_pointer(pointer), message)
     }
 
     /// Whether the file has a value at `pointer`, valid or not.
     pub(crate) fn is_written(&self, pointer: &str) -> bool {
         self.tree
-            .get(&self.valid.original(pointer))
+            .get(&self.valid.original_pointer(pointer))
             .is_some_and(|node| !matches!(node.content, Content::Absent | Content::Null))
     }
 
     /// The text at `pointer`, as in the file after expansion.
     pub(crate) fn text(&self, pointer: &str) -> Option<&str> {
-        self.tree.get(&self.valid.original(pointer))?.text()
+        self.tree.get(&self.valid.original_pointer(pointer))?.text()
     }
 
     /// The variable whose value is at `pointer`.
     pub(crate) fn variable(&self, pointer: &str) -> Option<&str> {
-        let node = self.tree.get(&self.valid.original(pointer))?;
+        let node = self.tree.get(&self.valid.original_pointer(pointer))?;
         node.variable.as_deref()
     }
 
     /// `text`, the value at `pointer`, as a message may repeat it: in quotes, or as the name of its
     /// variable.
-    pub(crate) fn quoted(&self, pointer: &str, text: &str) -> String {
+    pub(crate) fn quote_value(&self, pointer: &str, text: &str) -> String {
         match self.variable(pointer) {
             Some(name) => format!("${{{name}}}"),
             None => quote(text),
         }
     }
 
-    /// As [`Layer::quoted`] without quotes, for a parsed value.
-    pub(crate) fn shown(&self, pointer: &str, value: impl ToString) -> String {
+    /// As [`Layer::quote_value`] without quotes, for a parsed value.
+    pub(crate) fn display_value(&self, pointer: &str, value: impl ToString) -> String {
         match self.variable(pointer) {
             Some(name) => format!("${{{name}}}"),
             None => value.to_string(),
@@ -108,7 +113,7 @@ impl<T> Layer<T> {
     }
 
     /// The pointer in the file for a pointer into `value`.
-    pub(crate) fn original(&self, pointer: &str) -> String {
-        self.valid.original(pointer)
+    pub(crate) fn original_pointer(&self, pointer: &str) -> String {
+        self.valid.original_pointer(pointer)
     }
 }

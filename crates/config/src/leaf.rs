@@ -1,8 +1,8 @@
 //! Scalar values of the configuration: durations, sizes, addresses, patterns.
 //!
 //! Each kind has a name, which is the `format` in the schema, so that an invalid scalar is found by
-//! the same pass, and reported in the same way, as a misspelt key. Parsers of values that decide
-//! something are in `policy`; here they only get a name.
+//! the same pass, and reported in the same way, as a misspelt key. Hosts, patterns and other values
+//! of rules are parsed by the `policy` crate; this module only gives them a format name.
 
 mod address;
 mod location;
@@ -40,8 +40,8 @@ pub(crate) use source::EnvName;
 pub(crate) trait Format {
     /// The name of the format in the schema.
     const NAME: &'static str;
-    /// Description of valid text, as it follows 'must be'.
-    const WHAT: &'static str;
+    /// Description of valid text, which messages write after 'must be'.
+    const DESCRIPTION: &'static str;
     /// The largest integer that is accepted instead of text, if integers are accepted.
     const INTEGER: Option<u64> = None;
     /// Whether text of this kind may contain a secret, which messages must not repeat.
@@ -49,7 +49,7 @@ pub(crate) trait Format {
     /// Whether the text names a host or an address, so that `user:password@` may precede it.
     const ADDRESS: bool = false;
 
-    /// Why `text` is invalid, as a detail after [`Format::WHAT`]; may be empty.
+    /// Why `text` is invalid, as a detail after [`Format::DESCRIPTION`]; may be empty.
     fn check(text: &str) -> Result<(), String>;
 }
 
@@ -64,63 +64,63 @@ pub(crate) trait Leaf: Format + Sized {
 /// One row of the table that the validator is built from.
 pub(crate) struct FormatRow {
     pub(crate) name: &'static str,
-    pub(crate) what: &'static str,
+    pub(crate) description: &'static str,
     pub(crate) sensitive: bool,
     pub(crate) is_address: bool,
     pub(crate) check: fn(&str) -> Result<(), String>,
 }
 
-const fn row<F: Format>() -> FormatRow {
+const fn format_row<F: Format>() -> FormatRow {
     FormatRow {
         name: F::NAME,
-        what: F::WHAT,
+        description: F::DESCRIPTION,
         sensitive: F::SENSITIVE,
         is_address: F::ADDRESS,
         check: F::check,
     }
 }
 
-/// Every format. A test finds formats of the schema that are missing here.
+/// Every format. A test checks that no format of a schema is missing in this list.
 pub(crate) const FORMATS: &[FormatRow] = &[
-    row::<Duration>(),
-    row::<u64>(),
-    row::<SocketAddr>(),
-    row::<Host>(),
-    row::<HostPattern>(),
-    row::<Authority>(),
-    row::<Cidr>(),
-    row::<SecretSource>(),
-    row::<EnvName>(),
-    row::<EnvEntry>(),
-    row::<PathBuf>(),
-    row::<UrlPath>(),
-    row::<TreePath>(),
-    row::<HttpUrl>(),
-    row::<WebhookUrl>(),
-    row::<GitUrl>(),
-    row::<Name>(),
-    row::<Slug>(),
-    row::<SandboxName>(),
-    row::<Image>(),
-    row::<HostKey>(),
-    row::<PortMapping>(),
-    row::<HeaderName>(),
-    row::<AuthScheme>(),
-    row::<RegexPattern>(),
-    row::<MethodName>(),
-    row::<PathPattern>(),
-    row::<Endpoint>(),
-    row::<RefPattern>(),
-    row::<DnsUpstream>(),
-    row::<DnsType>(),
+    format_row::<Duration>(),
+    format_row::<u64>(),
+    format_row::<SocketAddr>(),
+    format_row::<Host>(),
+    format_row::<HostPattern>(),
+    format_row::<Authority>(),
+    format_row::<Cidr>(),
+    format_row::<SecretSource>(),
+    format_row::<EnvName>(),
+    format_row::<EnvEntry>(),
+    format_row::<PathBuf>(),
+    format_row::<UrlPath>(),
+    format_row::<TreePath>(),
+    format_row::<HttpUrl>(),
+    format_row::<WebhookUrl>(),
+    format_row::<GitUrl>(),
+    format_row::<Name>(),
+    format_row::<Slug>(),
+    format_row::<SandboxName>(),
+    format_row::<Image>(),
+    format_row::<HostKey>(),
+    format_row::<PortMapping>(),
+    format_row::<HeaderName>(),
+    format_row::<AuthScheme>(),
+    format_row::<RegexPattern>(),
+    format_row::<MethodName>(),
+    format_row::<PathPattern>(),
+    format_row::<Endpoint>(),
+    format_row::<RefPattern>(),
+    format_row::<DnsUpstream>(),
+    format_row::<DnsType>(),
 ];
 
 /// The format called `name`.
-pub(crate) fn format(name: &str) -> Option<&'static FormatRow> {
+pub(crate) fn find_format(name: &str) -> Option<&'static FormatRow> {
     FORMATS.iter().find(|row| row.name == name)
 }
 
-/// Represents a format where the schema is derived: `#[schemars(with = "Text<Image>")]`.
+/// Stands for a format in derived schemas: `#[schemars(with = "Text<Image>")]`.
 pub(crate) struct Text<F>(PhantomData<F>);
 
 impl<F: Format> JsonSchema for Text<F> {
@@ -145,10 +145,10 @@ impl<F: Format> JsonSchema for Text<F> {
     }
 }
 
-/// Represents a mapping whose keys have a format.
-pub(crate) struct Keyed<K, V>(PhantomData<(K, V)>);
+/// Stands for a mapping whose keys have a format in derived schemas.
+pub(crate) struct KeyedMap<K, V>(PhantomData<(K, V)>);
 
-impl<K: Format, V: JsonSchema> JsonSchema for Keyed<K, V> {
+impl<K: Format, V: JsonSchema> JsonSchema for KeyedMap<K, V> {
     fn inline_schema() -> bool {
         true
     }
@@ -167,7 +167,7 @@ impl<K: Format, V: JsonSchema> JsonSchema for Keyed<K, V> {
 }
 
 /// serde's `with` for one scalar.
-pub(crate) mod one {
+pub(crate) mod scalar {
     use super::{Deserializer, Leaf, Serializer, parse_leaf};
 
     pub(crate) fn serialize<T: Leaf, S: Serializer>(
@@ -185,7 +185,7 @@ pub(crate) mod one {
 }
 
 /// serde's `with` for an optional scalar.
-pub(crate) mod maybe {
+pub(crate) mod optional {
     use super::{Deserialize, Deserializer, Leaf, ParsedLeaf, Serializer};
 
     pub(crate) fn serialize<T: Leaf, S: Serializer>(
@@ -245,29 +245,30 @@ fn parse_leaf<'de, T: Leaf, D: Deserializer<'de>>(deserializer: D) -> Result<T, 
         Scalar::Integer(value) => value.to_string(),
         Scalar::Text(text) => text,
     };
-    T::read(&text).map_err(|detail| D::Error::custom(format!("not {}: {detail}", T::WHAT)))
+    T::read(&text).map_err(|detail| D::Error::custom(format!("not {}: {detail}", T::DESCRIPTION)))
 }
 
-/// A parser's error as text.
-fn detail<T, E: Display>(result: Result<T, E>) -> Result<T, String> {
+/// Converts a parser's error to text.
+fn with_detail<T, E: Display>(result: Result<T, E>) -> Result<T, String> {
     result.map_err(|error| error.to_string())
 }
 
-/// An error without detail.
-fn plain<T>(value: Option<T>) -> Result<T, String> {
+/// Converts None to an error without detail.
+fn without_detail<T>(value: Option<T>) -> Result<T, String> {
     value.ok_or_else(String::new)
 }
 
+/// Returns an error without detail unless `holds`.
 fn require(holds: bool) -> Result<(), String> {
-    plain(holds.then_some(()))
+    without_detail(holds.then_some(()))
 }
 
 /// Implements [`Format`] and [`Leaf`] for types with `parse` and `Display`.
-macro_rules! parsed {
+macro_rules! impl_leaf {
     ($($type:ty, $name:literal, $what:literal $(, $constant:ident)?;)*) => {$(
         impl $crate::leaf::Format for $type {
             const NAME: &'static str = $name;
-            const WHAT: &'static str = $what;
+            const DESCRIPTION: &'static str = $what;
             $(const $constant: bool = true;)?
 
             fn check(text: &str) -> Result<(), String> {
@@ -277,7 +278,7 @@ macro_rules! parsed {
 
         impl $crate::leaf::Leaf for $type {
             fn read(text: &str) -> Result<Self, String> {
-                $crate::leaf::detail(Self::parse(text))
+                $crate::leaf::with_detail(Self::parse(text))
             }
 
             fn write(&self) -> String {
@@ -286,7 +287,7 @@ macro_rules! parsed {
         }
     )*};
 }
-use parsed;
+use impl_leaf;
 
 #[cfg(test)]
 mod tests;

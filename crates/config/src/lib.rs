@@ -7,8 +7,8 @@
 //!
 //! This crate reads files only when it is called to do so.
 //!
-//! **Never here:** watching, starting anything, the process environment (the caller passes
-//! one), following a link in a repository, the value of a secret or variable in a message.
+//! **Never here:** watching, starting anything, the process environment (the caller passes a lookup
+//! function), following a link in a repository, the value of a secret or variable in a message.
 
 pub mod bundle;
 mod compilation;

@@ -33,17 +33,17 @@ pub enum ValueOrigin {
 }
 
 impl ValueOrigin {
-    pub(crate) fn of(tree: &Tree, node: &Node) -> Self {
+    pub(crate) fn of_node(tree: &Tree, node: &Node) -> Self {
         match &node.variable {
             Some(name) => ValueOrigin::Env {
                 name: name.clone(),
                 file: Arc::clone(&tree.file),
-                line: node.place.line,
+                line: node.position.line,
             },
             None => ValueOrigin::File {
                 file: Arc::clone(&tree.file),
-                line: node.place.line,
-                column: node.place.column,
+                line: node.position.line,
+                column: node.position.column,
             },
         }
     }
@@ -64,13 +64,13 @@ impl fmt::Display for ValueOrigin {
     }
 }
 
-/// Which origins are recorded.
+/// Which origins [`record`] stores.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum OriginScope {
     /// The origins of all values.
     All,
-    /// The origins of values from environment variables. There may be ten thousand rules, and each
-    /// has its own origin.
+    /// Only the origins of values from environment variables. Domain rules store their own origin,
+    /// and there may be ten thousand of them.
     Variables,
 }
 
@@ -79,26 +79,26 @@ pub(crate) fn record(
     tree: &Tree,
     node: &Node,
     pointer: &str,
-    wanted: Wanted,
+    scope: OriginScope,
     origins: &mut BTreeMap<String, ValueOrigin>,
 ) {
     if matches!(node.content, Content::Absent | Content::Faulty) {
         return;
     }
-    if wanted == Wanted::All || node.variable.is_some() {
-        origins.insert(pointer.to_owned(), ValueOrigin::of(tree, node));
+    if scope == OriginScope::All || node.variable.is_some() {
+        origins.insert(pointer.to_owned(), ValueOrigin::of_node(tree, node));
     }
     match &node.content {
         Content::List(items) => {
             for (index, item) in items.iter().enumerate() {
                 let inner = join(pointer, &index.to_string());
-                record(tree, item, &inner, wanted, origins);
+                record(tree, item, &inner, scope, origins);
             }
         }
         Content::Map(entries) => {
             for entry in entries {
                 let inner = join(pointer, &entry.key);
-                record(tree, &entry.value, &inner, wanted, origins);
+                record(tree, &entry.value, &inner, scope, origins);
             }
         }
         _ => {}

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::leaf::{self, Keyed, SecretSource};
+use crate::leaf::{self, KeyedMap, SecretSource};
 use crate::schema::FileSchema;
 use crate::secret::Secret;
 use crate::section::approvals::ApprovalsSection;
@@ -27,7 +27,7 @@ use crate::version::Version;
 
 /// The schema of the file.
 pub(crate) static PALISADE: LazyLock<FileSchema> =
-    LazyLock::new(|| FileSchema::of::<File>(unavailable::PALISADE, MOVED));
+    LazyLock::new(|| FileSchema::for_type::<File>(unavailable::PALISADE, MOVED));
 
 /// Top-level keys of older files, and the keys that replace them.
 const MOVED: &[(&str, &str)] = &[
@@ -55,7 +55,7 @@ pub(crate) struct File {
     /// The gate's log on stderr.
     pub(crate) logging: LoggingSection,
     /// Secrets by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
-    #[schemars(with = "Keyed<leaf::Slug, Secret>")]
+    #[schemars(with = "KeyedMap<leaf::Slug, Secret>")]
     pub(crate) secrets: BTreeMap<String, Secret>,
     /// Which hosts sandboxes may reach, and how.
     pub(crate) egress: EgressSection,
@@ -75,7 +75,7 @@ pub(crate) struct File {
 
 impl File {
     /// Resolves every relative path against `base` and `~/` against the operator's home directory,
-    /// so that later code does not need to know where the file was.
+    /// so that later code does not depend on the location of the file.
     pub(crate) fn resolve_paths(&mut self, base: &Path, home: Option<&Path>) {
         let resolve = |path: &mut PathBuf| *path = resolve(path, base, home);
         let resolve_source = |source: &mut SecretSource| {
@@ -130,7 +130,7 @@ pub(crate) fn resolve(path: &Path, base: &Path, home: Option<&Path>) -> PathBuf 
     match (path.strip_prefix("~"), home) {
         (Ok(rest), Some(home)) => home.join(rest),
         (Ok(_), None) => path.to_owned(),
-        // `.` is removed, so that equal paths compare equal however they were written.
+        // A leading `.` is removed, so that `./a` and `a` are the same path.
         _ => base.join(path.strip_prefix(".").unwrap_or(path)),
     }
 }

@@ -8,7 +8,7 @@ use policy::host::Host;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, Keyed, MAX_METHODS, MAX_PATTERNS, MethodName, RegexPattern, Text};
+use crate::leaf::{self, KeyedMap, MAX_METHODS, MAX_PATTERNS, MethodName, RegexPattern, Text};
 use crate::schema::FileSchema;
 use crate::section::egress::DomainRule;
 use crate::unavailable;
@@ -16,10 +16,10 @@ use crate::version::Version;
 
 /// The schema of policy.yaml.
 pub(crate) static POLICY: LazyLock<FileSchema> =
-    LazyLock::new(|| FileSchema::of::<PolicyFile>(&[], &[]));
+    LazyLock::new(|| FileSchema::for_type::<PolicyFile>(&[], &[]));
 /// The schema of allowlist.yaml and grants.yaml.
 pub(crate) static ALLOWLIST: LazyLock<FileSchema> =
-    LazyLock::new(|| FileSchema::of::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
+    LazyLock::new(|| FileSchema::for_type::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
 
 /// The content of policy.yaml. Without such a file, the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -42,7 +42,7 @@ pub struct ApiPolicy {
     /// Regular expressions of API paths that are refused, by method: at most 256 for each of at
     /// most 16 methods.
     #[serde(with = "patterns")]
-    #[schemars(with = "Keyed<MethodName, Patterns>", extend("maxProperties" = MAX_METHODS))]
+    #[schemars(with = "KeyedMap<MethodName, Patterns>", extend("maxProperties" = MAX_METHODS))]
     pub blocked_api_patterns: BTreeMap<String, Vec<RegexPattern>>,
     /// Whether a push may delete refs.
     pub allow_branch_deletion: bool,
@@ -89,7 +89,7 @@ mod patterns {
     ) -> Result<BTreeMap<String, Vec<RegexPattern>>, D::Error> {
         let table =
             BTreeMap::<String, Option<Vec<ParsedLeaf<RegexPattern>>>>::deserialize(deserializer)?;
-        let open = |list: Option<Vec<ParsedLeaf<RegexPattern>>>| {
+        let unwrap_list = |list: Option<Vec<ParsedLeaf<RegexPattern>>>| {
             let list = list.unwrap_or_default();
             list.into_iter()
                 .map(|ParsedLeaf(pattern)| pattern)
@@ -97,7 +97,7 @@ mod patterns {
         };
         Ok(table
             .into_iter()
-            .map(|(method, list)| (method, open(list)))
+            .map(|(method, list)| (method, unwrap_list(list)))
             .collect())
     }
 }
@@ -115,11 +115,11 @@ pub struct GitPolicy {
 #[serde(default, deny_unknown_fields)]
 pub struct PushLimits {
     /// A larger push is logged.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<u64>")]
     pub warning_bytes: u64,
     /// A larger push is refused. At most 500 MiB.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<u64>")]
     pub hard_limit_bytes: u64,
 }
@@ -140,12 +140,12 @@ pub struct CircuitBreakers {
     /// Defaults for hosts that `upstreams` does not list, and for keys that an entry there omits.
     pub defaults: BreakerDefaults,
     /// Settings by host. The entries replace the built-in list of AI APIs (3 failures, 60s).
-    #[schemars(with = "Keyed<Host, Option<BreakerRow>>")]
+    #[schemars(with = "KeyedMap<Host, Option<BreakerRow>>")]
     pub upstreams: BTreeMap<String, Option<BreakerRow>>,
 }
 
 /// Hosts whose requests are slow and expensive: the breaker opens after fewer failures and stays
-/// open longer.
+/// unwrap_list longer.
 const AI_APIS: [&str; 6] = [
     "api.anthropic.com",
     "api.openai.com",
@@ -179,8 +179,8 @@ pub struct BreakerDefaults {
     /// Consecutive failures after which the breaker opens.
     #[schemars(range(min = 1))]
     pub failure_threshold: u32,
-    /// How long the breaker stays open. A bare number is seconds.
-    #[serde(with = "leaf::one")]
+    /// How long the breaker stays unwrap_list. A bare number is seconds.
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub recovery_timeout: Duration,
     /// Consecutive successes after which the breaker closes again.
@@ -205,8 +205,8 @@ pub struct BreakerRow {
     /// Consecutive failures after which the breaker opens.
     #[schemars(range(min = 1))]
     pub failure_threshold: Option<u32>,
-    /// How long the breaker stays open. A bare number is seconds.
-    #[serde(with = "leaf::maybe")]
+    /// How long the breaker stays unwrap_list. A bare number is seconds.
+    #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<Duration>>")]
     pub recovery_timeout: Option<Duration>,
     /// Consecutive successes after which the breaker closes again.
@@ -223,7 +223,7 @@ pub struct RateLimits {
     /// Limit for hosts that `per_upstream` does not list.
     pub defaults: RateRow,
     /// Limits by host.
-    #[schemars(with = "Keyed<Host, Option<RateRow>>")]
+    #[schemars(with = "KeyedMap<Host, Option<RateRow>>")]
     pub per_upstream: BTreeMap<String, Option<RateRow>>,
 }
 

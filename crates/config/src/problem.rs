@@ -18,7 +18,7 @@ pub struct Problem {
     pub pointer: String,
     /// The message.
     pub message: String,
-    /// How to correct it.
+    /// How to correct the mistake.
     pub hint: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl Problem {
 
     /// The problem with a hint.
     #[must_use]
-    pub fn hinting(mut self, hint: impl Into<String>) -> Self {
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
@@ -60,8 +60,9 @@ impl fmt::Display for Problem {
 /// Maximum number of problems that are reported.
 pub(crate) const MAX_PROBLEMS: usize = 200;
 
-/// Every problem that was found: sorted by file and position, without duplicates, never empty where
-/// it is an error. Of more than 200, the first 200 and a last one with the number of the others.
+/// The problems of one load, sorted by file and position, without duplicates. As an error, the list
+/// is never empty. Of more than 200 problems it has the first 200, and one more with the number of
+/// the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(Vec<Problem>);
 
@@ -97,8 +98,8 @@ impl From<Vec<Problem>> for Problems {
 }
 
 impl From<Problem> for Problems {
-    fn from(one: Problem) -> Self {
-        Self(vec![one])
+    fn from(problem: Problem) -> Self {
+        Self(vec![problem])
     }
 }
 
@@ -122,8 +123,8 @@ impl<'a> IntoIterator for &'a Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, problem) in self.0.iter().enumerate() {
-            if place > 0 {
+        for (index, problem) in self.0.iter().enumerate() {
+            if index > 0 {
                 f.write_str("\n")?;
             }
             problem.fmt(f)?;
@@ -153,16 +154,16 @@ pub(crate) fn quote(text: &str) -> String {
     quoted
 }
 
-/// The word of `known` that is most similar to `given`, if any is similar. The comparison takes the
-/// product of both lengths, so long texts are not compared.
+/// The word of `known` that is most similar to `input`, if any is similar. The time of a comparison
+/// is the product of both lengths, so long texts are not compared.
 pub(crate) fn closest<'a>(
-    given: &str,
+    input: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    if given.len() > 64 {
+    if input.len() > 64 {
         return None;
     }
-    let lower = given.to_lowercase();
+    let lower = input.to_lowercase();
     known
         .into_iter()
         .map(|word| (strsim::damerau_levenshtein(&lower, word), word))
@@ -176,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_are_sorted_told_once_and_read_like_a_compilers() {
+    fn problems_print_sorted_without_duplicates_like_compiler_errors() {
         let at = |file: &str, line, column, message: &str| Problem {
             file: file.into(),
             line,
@@ -187,7 +188,7 @@ mod tests {
         };
         let list = vec![
             at("b.yaml", 1, 1, "third"),
-            at("a.yaml", 12, 5, "second").hinting("look up"),
+            at("a.yaml", 12, 5, "second").with_hint("look up"),
             at("a.yaml", 2, 9, "first"),
             at("a.yaml", 2, 9, "first"),
             Problem::with_file(Path::new("c.yaml"), "is a directory"),
@@ -202,14 +203,14 @@ mod tests {
     }
 
     #[test]
-    fn a_quoted_value_cannot_steer_a_terminal() {
+    fn quoted_value_contains_no_terminal_control_characters() {
         assert_eq!(quote("plain 'x'"), "'plain 'x''");
         assert_eq!(quote("\u{1b}[2J\n\u{202e}é"), "'\\u{1b}[2J\\n\\u{202e}é'");
         assert_eq!(quote(&"x".repeat(100)).chars().count(), 67);
     }
 
     #[test]
-    fn only_a_near_word_is_suggested() {
+    fn only_a_similar_word_is_suggested() {
         let known = ["allowlist", "domains", "dns", "id"];
         assert_eq!(closest("alowlist", known), Some("allowlist"));
         assert_eq!(closest("Domains", known), Some("domains"));

@@ -27,11 +27,11 @@ pub(crate) fn write() -> String {
         ("policy.yaml", &POLICY.schema, &*POLICY),
         (".palisade.yaml", &REPOSITORY.schema, &*REPOSITORY),
     ];
-    for (name, schema, shape) in files {
+    for (name, schema, file_schema) in files {
         let _ = write!(page, "\n## {name}\n");
         let mut rows = Vec::new();
-        keys(shape, schema, "", &mut rows);
-        // One table per section; keys outside of sections share the first.
+        add_rows(file_schema, schema, "", &mut rows);
+        // One table per section; keys outside of sections are in the first table.
         let mut heading = None;
         for row in rows {
             let section = row.section();
@@ -60,12 +60,13 @@ pub(crate) fn write() -> String {
     }
     page.push_str("\n## Types\n\n| type | written as |\n| --- | --- |\n");
     for format in FORMATS {
-        let _ = writeln!(page, "| {} | {} |", format.name, escape(format.what));
+        let _ = writeln!(page, "| {} | {} |", format.name, escape(format.description));
     }
     page
 }
 
-struct CredentialRow {
+/// A row of a table: one key of a file.
+struct ReferenceRow {
     key: String,
     kind: String,
     default: String,
@@ -73,7 +74,7 @@ struct CredentialRow {
     is_parent: bool,
 }
 
-impl CredentialRow {
+impl ReferenceRow {
     fn section(&self) -> &str {
         let end = self.key.find(['.', '[']);
         match end {
@@ -84,9 +85,9 @@ impl CredentialRow {
     }
 }
 
-/// A row for every key below `schema`.
-fn keys(shape: &FileSchema, schema: &Value, prefix: &str, rows: &mut Vec<CredentialRow>) {
-    let Some(object) = resolve(shape, schema).as_object() else {
+/// Adds a row for every key below `schema`.
+fn add_rows(file_schema: &FileSchema, schema: &Value, prefix: &str, rows: &mut Vec<ReferenceRow>) {
+    let Some(object) = resolve(file_schema, schema).as_object() else {
         return;
     };
     let properties = object.get("properties").and_then(Value::as_object);
@@ -102,9 +103,9 @@ fn keys(shape: &FileSchema, schema: &Value, prefix: &str, rows: &mut Vec<Credent
             "" => name.clone(),
             prefix => format!("{prefix}.{name}"),
         };
-        let (inner, suffix) = inside(shape, property);
-        let kind = kind(shape, property);
-        rows.push(CredentialRow {
+        let (inner, suffix) = nested_schema(file_schema, property);
+        let kind = kind(file_schema, property);
+        rows.push(ReferenceRow {
             is_parent: inner.is_some() || kind.starts_with("mapping"),
             kind,
             default: default(property, required.contains(&name.as_str()), inner.is_some()),
@@ -112,20 +113,24 @@ fn keys(shape: &FileSchema, schema: &Value, prefix: &str, rows: &mut Vec<Credent
             key: key.clone(),
         });
         if let Some(inner) = inner {
-            keys(shape, inner, &format!("{key}{suffix}"), rows);
+            add_rows(file_schema, inner, &format!("{key}{suffix}"), rows);
         }
     }
 }
 
-/// The nested schema that has keys of its own, and the text between the two keys.
-fn inside<'a>(shape: &'a FileSchema, schema: &'a Value) -> (Option<&'a Value>, &'static str) {
-    for branch in branches(shape, schema) {
+/// The schema of the keys below `schema`, if it has any, and the text between the two keys: empty,
+/// `[]` for a list, `.<name>` for a mapping with free names.
+fn nested_schema<'a>(
+    file_schema: &'a FileSchema,
+    schema: &'a Value,
+) -> (Option<&'a Value>, &'static str) {
+    for branch in branches(file_schema, schema) {
         if branch.get("properties").is_some() {
             return (Some(branch), "");
         }
         for (keyword, suffix) in [("items", "[]"), ("additionalProperties", ".<name>")] {
             let inner = branch.get(keyword).filter(|inner| inner.is_object());
-            if let Some((Some(found), _)) = inner.map(|inner| inside(shape, inner)) {
+            if let Some((Some(found), _)) = inner.map(|inner| nested_schema(file_schema, inner)) {
                 return (Some(found), suffix);
             }
         }
@@ -133,37 +138,39 @@ fn inside<'a>(shape: &'a FileSchema, schema: &'a Value) -> (Option<&'a Value>, &
     (None, "")
 }
 
-fn resolve<'a>(shape: &'a FileSchema, schema: &'a Value) -> &'a Value {
+fn resolve<'a>(file_schema: &'a FileSchema, schema: &'a Value) -> &'a Value {
     let target = schema.get("$ref").and_then(Value::as_str);
     let target = target.and_then(|target| target.strip_prefix('#'));
     target
-        .and_then(|target| shape.schema.pointer(target))
+        .and_then(|target| file_schema.schema.pointer(target))
         .unwrap_or(schema)
 }
 
-fn branches<'a>(shape: &'a FileSchema, schema: &'a Value) -> Vec<&'a Value> {
-    let schema = resolve(shape, schema);
+fn branches<'a>(file_schema: &'a FileSchema, schema: &'a Value) -> Vec<&'a Value> {
+    let schema = resolve(file_schema, schema);
     match schema.get("anyOf").and_then(Value::as_array) {
         Some(list) => list
             .iter()
-            .flat_map(|branch| branches(shape, branch))
+            .flat_map(|branch| branches(file_schema, branch))
             .collect(),
         None => vec![schema],
     }
 }
 
-fn kind(shape: &FileSchema, schema: &Value) -> String {
-    let words: Vec<String> = branches(shape, schema)
+fn kind(file_schema: &FileSchema, schema: &Value) -> String {
+    let words: Vec<String> = branches(file_schema, schema)
         .into_iter()
-        .filter_map(|branch| kind_of(shape, branch))
+        .filter_map(|branch| kind_of(file_schema, branch))
         .collect();
     words.join(" or ")
 }
 
-fn kind_of(shape: &FileSchema, schema: &Value) -> Option<String> {
+fn kind_of(file_schema: &FileSchema, schema: &Value) -> Option<String> {
     if let Some(words) = schema.get("enum").and_then(Value::as_array) {
         let words = words.iter().filter(|word| !word.is_null());
-        let mut words: Vec<String> = words.map(|word| format!("`{}`", plain(word))).collect();
+        let mut words: Vec<String> = words
+            .map(|word| format!("`{}`", format_value(word)))
+            .collect();
         words.dedup();
         return Some(words.join(" \\| "));
     }
@@ -178,12 +185,14 @@ fn kind_of(shape: &FileSchema, schema: &Value) -> Option<String> {
     let kind = kinds.into_iter().find(|kind| *kind != "null")?;
     Some(match kind {
         "array" => {
-            let items = schema.get("items").map(|items| kind_in_list(shape, items));
+            let items = schema
+                .get("items")
+                .map(|items| kind_in_list(file_schema, items));
             format!("list of {}", items.unwrap_or_default())
         }
         "object" if schema.get("properties").is_none() => {
             let values = schema.get("additionalProperties");
-            let values = values.map(|values| kind_in_list(shape, values));
+            let values = values.map(|values| kind_in_list(file_schema, values));
             format!("mapping to {}", values.unwrap_or_default())
         }
         "object" => "mapping".to_owned(),
@@ -195,8 +204,8 @@ fn kind_of(shape: &FileSchema, schema: &Value) -> Option<String> {
     })
 }
 
-fn kind_in_list(shape: &FileSchema, schema: &Value) -> String {
-    kind(shape, schema).replace("mapping", "mappings")
+fn kind_in_list(file_schema: &FileSchema, schema: &Value) -> String {
+    kind(file_schema, schema).replace("mapping", "mappings")
 }
 
 fn default(property: &Value, required: bool, has_keys: bool) -> String {
@@ -204,15 +213,15 @@ fn default(property: &Value, required: bool, has_keys: bool) -> String {
         _ if required => "required".to_owned(),
         Some(Value::Object(object)) if has_keys && !object.is_empty() => String::new(),
         None | Some(Value::Null) => "none".to_owned(),
-        Some(value) => format!("`{}`", plain(value)),
+        Some(value) => format!("`{}`", format_value(value)),
     }
 }
 
-fn plain(value: &Value) -> String {
+fn format_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(items) => {
-            let items: Vec<String> = items.iter().map(plain).collect();
+            let items: Vec<String> = items.iter().map(format_value).collect();
             format!("[{}]", items.join(", "))
         }
         other => other.to_string(),

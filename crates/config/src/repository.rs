@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::file::{self, Links, REPOSITORY_LIMIT, Unreadable};
+use crate::file::{self, FileReadError, Links, REPOSITORY_LIMIT};
 use crate::layer::Layer;
 use crate::leaf::{self, EnvName, Image, PortMapping, Text};
 use crate::problem::{Problem, Problems};
@@ -28,7 +28,7 @@ pub const FILE_NAME: &str = ".palisade.yaml";
 
 /// The schema of the file.
 pub(crate) static REPOSITORY: LazyLock<FileSchema> =
-    LazyLock::new(|| FileSchema::of::<RepoKeys>(unavailable::REPOSITORY, &[]));
+    LazyLock::new(|| FileSchema::for_type::<RepoKeys>(unavailable::REPOSITORY, &[]));
 
 /// The keys a repository may set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
@@ -92,7 +92,7 @@ impl RepoFile {
         let failed = |why: String| Problems::from(Problem::with_file(&path, why));
         let bytes = match file::read(&path, REPOSITORY_LIMIT, Links::Refuse) {
             Ok(bytes) => bytes,
-            Err(Unreadable::Missing) => return Ok(None),
+            Err(FileReadError::Missing) => return Ok(None),
             Err(why) => return Err(failed(format!("cannot be read: {why}"))),
         };
         let canonical = std::fs::canonicalize(directory).map_err(|error| {
@@ -140,7 +140,7 @@ impl RepoFile {
     }
 
     /// The content, if the operator trusts exactly this content.
-    pub fn trusted(&self, store: &TrustStore) -> Option<TrustedRepoFile> {
+    pub fn trusted_content(&self, store: &TrustStore) -> Option<TrustedRepoFile> {
         store.is_trusted(self).then(|| TrustedRepoFile {
             keys: self.keys.clone(),
         })
@@ -154,7 +154,7 @@ impl TrustStore {
     }
 
     /// Whether another content of this file was trusted.
-    pub fn trusted_another(&self, file: &RepoFile) -> bool {
+    pub fn is_other_content_trusted(&self, file: &RepoFile) -> bool {
         self.has_other(&file.directory, file.digest)
     }
 
@@ -184,14 +184,14 @@ pub struct RepoSettings {
     /// `sandbox.env` too.
     pub env: Vec<String>,
     /// Hosts that the sandbox may reach in addition to the hosts that the operator allows.
-    pub wishes: Vec<DomainRule>,
+    pub added_domains: Vec<DomainRule>,
     /// Names of environment variables that the file lists and that are not passed.
     pub dropped: Vec<String>,
 }
 
 impl TrustedRepoFile {
     /// The settings that take effect under the operator's settings.
-    pub fn effective(&self, settings: &Settings) -> RepoSettings {
+    pub fn effective_settings(&self, settings: &Settings) -> RepoSettings {
         let allowed = |name: &String| settings.sandbox.env.contains(name);
         let (env, dropped) = self.keys.env.iter().cloned().partition(allowed);
         RepoSettings {
@@ -199,7 +199,7 @@ impl TrustedRepoFile {
             setup_command: self.keys.setup_command.clone(),
             ports: self.keys.ports.clone(),
             env,
-            wishes: self.keys.egress.domains.clone(),
+            added_domains: self.keys.egress.domains.clone(),
             dropped,
         }
     }

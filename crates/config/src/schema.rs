@@ -24,13 +24,13 @@ impl FileSchema {
         clippy::expect_used,
         reason = "the schema is derived from our own types, and a test builds each"
     )]
-    pub(crate) fn of<T: JsonSchema>(
+    pub(crate) fn for_type<T: JsonSchema>(
         unavailable: &'static [Unavailable],
         moved: &'static [(&'static str, &'static str)],
     ) -> Self {
         let generator = SchemaSettings::draft2020_12().into_generator();
         let mut schema = generator.into_root_schema_for::<T>().to_value();
-        tidy(&mut schema);
+        simplify(&mut schema);
         annotate(&mut schema, unavailable);
         let mut options = jsonschema::options()
             .should_validate_formats(true)
@@ -48,33 +48,34 @@ impl FileSchema {
     }
 
     /// The key that replaces an old top-level key.
-    pub(crate) fn moved(&self, key: &str) -> Option<&'static str> {
+    pub(crate) fn replacement_key(&self, key: &str) -> Option<&'static str> {
         let found = self.moved.iter().find(|(old, _)| *old == key);
         found.map(|(_, new)| *new)
     }
 
     /// The schemas that apply at `pointer`, with references and alternatives resolved.
-    pub(crate) fn at(&self, pointer: &str) -> SchemaNode<'_> {
-        let mut place = self.open(&self.schema);
+    pub(crate) fn node_at(&self, pointer: &str) -> SchemaNode<'_> {
+        let mut node = self.node_of(&self.schema);
         for segment in segments(pointer) {
-            place = place.enter(&segment);
+            node = node.child(&segment);
         }
-        place
+        node
     }
 
-    fn open<'a>(&'a self, schema: &'a Value) -> SchemaNode<'a> {
-        let mut place = SchemaNode {
-            shape: self,
+    /// The node of `schema`, with the schemas that it refers to or combines.
+    fn node_of<'a>(&'a self, schema: &'a Value) -> SchemaNode<'a> {
+        let mut node = SchemaNode {
+            file_schema: self,
             schemas: Vec::new(),
         };
-        place.add(schema);
-        place
+        node.add(schema);
+        node
     }
 }
 
 /// The schemas that apply at one pointer of a file.
 pub(crate) struct SchemaNode<'a> {
-    shape: &'a FileSchema,
+    file_schema: &'a FileSchema,
     schemas: Vec<&'a Map<String, Value>>,
 }
 
@@ -86,7 +87,7 @@ impl<'a> SchemaNode<'a> {
         self.schemas.push(schema);
         if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
             let target = target.strip_prefix('#').unwrap_or(target);
-            if let Some(target) = self.shape.schema.pointer(target) {
+            if let Some(target) = self.file_schema.schema.pointer(target) {
                 self.add(target);
             }
         }
@@ -99,9 +100,9 @@ impl<'a> SchemaNode<'a> {
     }
 
     /// The schemas that apply below `segment`, a key or an index.
-    pub(crate) fn enter(&self, segment: &str) -> SchemaNode<'a> {
+    pub(crate) fn child(&self, segment: &str) -> SchemaNode<'a> {
         let mut inner = SchemaNode {
-            shape: self.shape,
+            file_schema: self.file_schema,
             schemas: Vec::new(),
         };
         for schema in &self.schemas {
@@ -134,17 +135,17 @@ impl<'a> SchemaNode<'a> {
         self.schemas
             .iter()
             .filter_map(|schema| schema.get("format").and_then(Value::as_str))
-            .find_map(leaf::format)
+            .find_map(leaf::find_format)
     }
 
-    /// Whether a value here or below must not be shown.
+    /// Whether the value at this pointer, or a value below it, must not be shown.
     pub(crate) fn is_secret(&self) -> bool {
         let sensitive = |schema: &Map<String, Value>| {
             schema.get("writeOnly") == Some(&Value::Bool(true))
                 || schema
                     .get("format")
                     .and_then(Value::as_str)
-                    .and_then(leaf::format)
+                    .and_then(leaf::find_format)
                     .is_some_and(|row| row.sensitive)
         };
         self.schemas.iter().any(|schema| {
@@ -155,14 +156,14 @@ impl<'a> SchemaNode<'a> {
             let inner = properties.into_iter().flat_map(Map::values);
             let inner = inner.chain(schema.get("additionalProperties"));
             let mut inner = inner.chain(schema.get("items"));
-            inner.any(|schema| self.shape.open(schema).is_secret())
+            inner.any(|schema| self.file_schema.node_of(schema).is_secret())
         })
     }
 }
 
 /// Simplifies the derived schema for editors and for messages: a choice of documented words becomes
-/// an `enum`, and Rust's number types are not formats.
-fn tidy(schema: &mut Value) {
+/// an `enum`, and formats that only name a Rust number type are removed.
+fn simplify(schema: &mut Value) {
     match schema {
         Value::Object(object) => {
             if object
@@ -172,15 +173,15 @@ fn tidy(schema: &mut Value) {
             {
                 object.shift_remove("format");
             }
-            if let Some((words, descriptions)) = words(object) {
+            if let Some((words, descriptions)) = enum_words(object) {
                 object.shift_remove("oneOf");
                 object.insert("type".into(), "string".into());
                 object.insert("enum".into(), words.into());
                 object.insert("enumDescriptions".into(), descriptions.into());
             }
-            object.values_mut().for_each(tidy);
+            object.values_mut().for_each(simplify);
         }
-        Value::Array(items) => items.iter_mut().for_each(tidy),
+        Value::Array(items) => items.iter_mut().for_each(simplify),
         _ => {}
     }
 }
@@ -206,7 +207,8 @@ fn is_rust_number(format: &str) -> bool {
     )
 }
 
-fn words(object: &Map<String, Value>) -> Option<(Vec<Value>, Vec<Value>)> {
+/// The words of an `enum` and their descriptions, if `object` is a choice of words.
+fn enum_words(object: &Map<String, Value>) -> Option<(Vec<Value>, Vec<Value>)> {
     let branches = object.get("oneOf")?.as_array()?;
     branches
         .iter()
@@ -226,17 +228,20 @@ mod tests {
 
     #[test]
     fn every_schema_builds_and_every_format_is_known() {
-        for shape in [&PALISADE, &ALLOWLIST, &POLICY, &REPOSITORY] {
-            assert!(shape.schema.get("properties").is_some());
-            assert!(!shape.schema.to_string().contains("\"oneOf\""));
+        for file_schema in [&PALISADE, &ALLOWLIST, &POLICY, &REPOSITORY] {
+            assert!(file_schema.schema.get("properties").is_some());
+            assert!(!file_schema.schema.to_string().contains("\"oneOf\""));
         }
     }
 
     #[test]
     fn schema_node_has_its_keys_format_and_secrecy() {
-        let keys: Vec<_> = PALISADE.at("/egress/domains/3").keys().collect();
+        let keys: Vec<_> = PALISADE.node_at("/egress/domains/3").keys().collect();
         assert!(keys.contains(&"methods"), "{keys:?}");
-        let format = PALISADE.at("/egress/timeouts/connect").format().unwrap();
+        let format = PALISADE
+            .node_at("/egress/timeouts/connect")
+            .format()
+            .unwrap();
         assert_eq!(format.name, "duration");
         for secret in [
             "/secrets/anything",
@@ -248,14 +253,14 @@ mod tests {
             "/approvals/webhook",
             "/tools/0/env/0",
         ] {
-            assert!(PALISADE.at(secret).is_secret(), "{secret}");
+            assert!(PALISADE.node_at(secret).is_secret(), "{secret}");
         }
-        for open in [
+        for public in [
             "/egress/domains/0",
             "/logging/level",
             "/server/interceptor_addr",
         ] {
-            assert!(!PALISADE.at(open).is_secret(), "{open}");
+            assert!(!PALISADE.node_at(public).is_secret(), "{public}");
         }
     }
 }

@@ -25,13 +25,13 @@ impl Secret {
         &self.0
     }
 
-    /// Whether the value is empty: `${VAR:-}` with VAR unset.
+    /// Whether the value is empty, for example from `${VAR:-}` with VAR unset.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The text that is shown instead of the value.
-    pub(crate) fn shown(&self) -> &'static str {
+    pub(crate) fn display_text(&self) -> &'static str {
         if self.is_empty() {
             "[unset]"
         } else {
@@ -48,13 +48,13 @@ impl Drop for Secret {
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.shown())
+        f.write_str(self.display_text())
     }
 }
 
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.shown())
+        serializer.serialize_str(self.display_text())
     }
 }
 

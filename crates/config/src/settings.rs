@@ -38,8 +38,8 @@ use crate::unavailable::is_unavailable;
 pub(crate) use per_sandbox::captured_ports;
 pub use per_sandbox::{GATE_PORTS, MAX_CAPTURED_PORTS};
 
-/// A validated configuration, complete and immutable. A request uses the same one from start to
-/// end.
+/// A validated configuration, complete and immutable. A request uses the same settings from
+/// start to end.
 #[derive(Clone)]
 pub struct Settings {
     /// The interceptor API and the MCP server.
@@ -167,8 +167,8 @@ impl Settings {
         Some(self.compiled.rates.get(host).copied().unwrap_or(default))
     }
 
-    /// Whether `rate_limits.per_upstream` or `circuit_breakers.upstreams` names `host`.
-    pub fn names_upstream(&self, host: &Host) -> bool {
+    /// Whether `rate_limits.per_upstream` or `circuit_breakers.upstreams` has an entry for `host`.
+    pub fn has_upstream_entry(&self, host: &Host) -> bool {
         self.compiled.rates.contains_key(host) || self.compiled.breakers.contains_key(host)
     }
 
@@ -185,7 +185,7 @@ impl Settings {
                 allow_deletion: self.policy.policy.allow_branch_deletion,
                 auth_mode,
                 protected: self.git.protected.clone(),
-                listed: self.git.pushable.clone(),
+                pushable: self.git.pushable.clone(),
                 deny_force_push: self.git.deny_force_push,
             },
             secrets: match self.git.scan {
@@ -234,13 +234,13 @@ impl Settings {
 
     /// The pointers of the values that differ, for the log message of a reload. Never a value.
     pub fn diff(&self, other: &Settings) -> Vec<String> {
-        let (ours, theirs) = (self.flat(), other.flat());
+        let (ours, theirs) = (self.flat_values(), other.flat_values());
         let (our_secrets, their_secrets): (BTreeMap<_, _>, BTreeMap<_, _>) = (
             self.secret_fields().into_iter().collect(),
             other.secret_fields().into_iter().collect(),
         );
-        let mut changed: Vec<String> = differing(&ours, &theirs)
-            .chain(differing(&our_secrets, &their_secrets))
+        let mut changed: Vec<String> = differing_keys(&ours, &theirs)
+            .chain(differing_keys(&our_secrets, &their_secrets))
             .cloned()
             .collect();
         changed.sort();
@@ -256,7 +256,7 @@ impl Settings {
             .collect();
         let shown = |(pointer, mut value): (String, Value)| {
             if !secrets.contains(&pointer) {
-                self.veil(&pointer, &mut value);
+                self.hide_variable_values(&pointer, &mut value);
             }
             ShownValue {
                 origin: self.origin(&pointer),
@@ -272,30 +272,30 @@ impl Settings {
     }
 
     /// Replaces every value below `pointer` that came from an environment variable by `${NAME}`. A
-    /// value may be shown in another form than it was written in: text for a mapping with a single
-    /// key, or the other way round.
-    fn veil(&self, pointer: &str, value: &mut Value) {
+    /// value may be shown in another form than the file has: a domain as text although the file has a
+    /// mapping with a single key, or the reverse.
+    fn hide_variable_values(&self, pointer: &str, value: &mut Value) {
         let variable = |origin: &ValueOrigin| match origin {
             ValueOrigin::Env { name, .. } => Some(Value::String(format!("${{{name}}}"))),
             ValueOrigin::File { .. } | ValueOrigin::Default => None,
         };
-        let mut around = Some(pointer);
-        while let Some(outer) = around {
+        let mut enclosing = Some(pointer);
+        while let Some(outer) = enclosing {
             if let Some(name) = self.origins.get(outer).and_then(variable) {
                 *value = name;
                 return;
             }
-            around = outer.rsplit_once('/').map(|(outer, _)| outer);
+            enclosing = outer.rsplit_once('/').map(|(outer, _)| outer);
         }
         match value {
             Value::Object(object) => {
                 for (key, value) in object {
-                    self.veil(&join(pointer, key), value);
+                    self.hide_variable_values(&join(pointer, key), value);
                 }
             }
             Value::Array(items) => {
                 for (index, item) in items.iter_mut().enumerate() {
-                    self.veil(&join(pointer, &index.to_string()), item);
+                    self.hide_variable_values(&join(pointer, &index.to_string()), item);
                 }
             }
             leaf => {
@@ -311,7 +311,7 @@ impl Settings {
         }
     }
 
-    fn flat(&self) -> BTreeMap<String, Value> {
+    fn flat_values(&self) -> BTreeMap<String, Value> {
         self.leaves().into_iter().collect()
     }
 
@@ -338,8 +338,8 @@ impl Settings {
             }
         }
         for (index, tool) in self.tools.iter().enumerate() {
-            for (place, entry) in tool.env.iter().enumerate() {
-                fields.push((format!("/tools/{index}/env/{place}"), &entry.value));
+            for (position, entry) in tool.env.iter().enumerate() {
+                fields.push((format!("/tools/{index}/env/{position}"), &entry.value));
             }
         }
         fields
@@ -351,7 +351,7 @@ impl Settings {
             serde_json::to_value(section).unwrap_or(Value::Null)
         }
         let mut egress = value(&self.egress);
-        // The merged list has more information.
+        // Domain rules are listed with their origin from the merged list.
         if let Value::Object(egress) = &mut egress {
             egress.shift_remove("domains");
         }
@@ -398,7 +398,7 @@ fn flatten(pointer: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
     }
 }
 
-fn differing<'a, T: PartialEq>(
+fn differing_keys<'a, T: PartialEq>(
     ours: &'a BTreeMap<String, T>,
     theirs: &'a BTreeMap<String, T>,
 ) -> impl Iterator<Item = &'a String> {

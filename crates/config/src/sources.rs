@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 use crate::compilation::{Compiled, compile_policy, host_rule};
 use crate::consistency::check_file;
 use crate::expansion::{Env, Expanded, expand_text};
-use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
+use crate::file::{self, FileReadError, Links, OPERATOR_LIMIT};
 use crate::layer::Layer;
-use crate::origin::{self, ValueOrigin, Wanted};
+use crate::origin::{self, OriginScope, ValueOrigin};
 use crate::palisade_file::{File, PALISADE, resolve};
 use crate::policy_file::{ALLOWLIST, AllowlistFile, POLICY, PolicyFile};
 use crate::problem::{Problem, Problems};
@@ -41,7 +41,7 @@ struct SourceFile {
     path: PathBuf,
     /// The environment variable that contains the path.
     variable: Option<String>,
-    content: Result<Vec<u8>, Unreadable>,
+    content: Result<Vec<u8>, FileReadError>,
 }
 
 /// Shows path and size: never the content, nor the value of a variable.
@@ -98,17 +98,17 @@ impl Sources {
         let tree = main
             .bytes()
             .and_then(|bytes| Tree::parse(path, bytes, &mut Vec::new()));
-        let lead = |text: &str| {
+        let resolve_path = |text: &str| {
             let Expanded { text, variable } = expand_text(text, env).ok()?;
-            Some((from_file(path, Path::new(&text), env), variable))
+            Some((resolve_included(path, Path::new(&text), env), variable))
         };
         let include = |pointer: &str| {
             let text = tree.as_ref()?.get(pointer)?.text()?;
-            let (path, variable) = lead(text)?;
+            let (path, variable) = resolve_path(text)?;
             Some(SourceFile::read(path, variable))
         };
         Ok(Self {
-            referenced: referenced_files(tree.as_ref(), |text| Some(lead(text)?.0)),
+            referenced: referenced_files(tree.as_ref(), |text| Some(resolve_path(text)?.0)),
             allowlist: include("/egress/allowlist"),
             policy: include("/egress/policy"),
             grants: Some(SourceFile::read(path.with_file_name(GRANTS), None)),
@@ -178,20 +178,20 @@ impl Sources {
 
     /// Builds the settings from these bytes, or reports every mistake in them.
     ///
-    /// The trees of a file take many times its size, and the memory that is kept would be
-    /// fragmented among memory that is freed: so a thread builds the settings, and a copy of its
-    /// result is kept. The thread's memory is then returned to the system in one piece.
+    /// Parsing needs many times the memory of the settings. A separate thread builds them and this
+    /// function returns a copy, so that the memory of the thread is returned to the system as a
+    /// whole and not fragmented by what remains in use.
     pub fn settings(&self, env: Env<'_>) -> Result<Settings, Problems> {
         let read = std::thread::scope(|scope| {
-            let reading = std::thread::Builder::new().name("config".to_owned());
-            let reading = reading.spawn_scoped(scope, || self.build(env));
-            reading.ok().and_then(|thread| thread.join().ok())
+            let builder = std::thread::Builder::new().name("config".to_owned());
+            let thread = builder.spawn_scoped(scope, || self.build(env));
+            thread.ok().and_then(|thread| thread.join().ok())
         });
         let Some(built) = read else {
             return self.build(env);
         };
-        let theirs = built?;
-        Ok(theirs.clone())
+        let settings = built?;
+        Ok(settings.clone())
     }
 
     fn build(&self, env: Env<'_>) -> Result<Settings, Problems> {
@@ -205,7 +205,13 @@ impl Sources {
         if let Some(main) = &mut main {
             check_file(main, &mut problems, &mut warnings);
             warnings.append(&mut main.warnings);
-            origin::record(&main.tree, &main.tree.root, "", Wanted::All, &mut origins);
+            origin::record(
+                &main.tree,
+                &main.tree.root,
+                "",
+                OriginScope::All,
+                &mut origins,
+            );
             add_domains(
                 main,
                 "/egress/domains",
@@ -215,7 +221,7 @@ impl Sources {
             );
         }
 
-        let allowlist = self.include(
+        let allowlist = self.included_bytes(
             &self.allowlist,
             main.as_ref(),
             "/egress/allowlist",
@@ -225,7 +231,7 @@ impl Sources {
             Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, Some(env), &mut problems)
         });
         // The gate writes grants from requests of agents, so variables in them are not expanded.
-        let grants = self.grants(&mut problems);
+        let grants = self.grants_bytes(&mut problems);
         let grants = grants.and_then(|(path, bytes)| {
             Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, None, &mut problems)
         });
@@ -248,11 +254,15 @@ impl Sources {
                     "egress.transparent_ports and the ports of rules are {captured} different \
                      ports: a sandbox captures at most {MAX_CAPTURED_PORTS}"
                 );
-                problems.push(main.problem("/egress", message).hinting("name fewer"));
+                problems.push(
+                    main.problem("/egress", message)
+                        .with_hint("list fewer ports"),
+                );
             }
         }
 
-        let policy = self.include(&self.policy, main.as_ref(), "/egress/policy", &mut problems);
+        let policy =
+            self.included_bytes(&self.policy, main.as_ref(), "/egress/policy", &mut problems);
         let policy = policy.and_then(|(path, bytes)| {
             Layer::<PolicyFile>::read(&POLICY, path, bytes, Some(env), &mut problems)
         });
@@ -261,7 +271,7 @@ impl Sources {
                 &layer.tree,
                 &layer.tree.root,
                 "/policy",
-                Wanted::All,
+                OriginScope::All,
                 &mut origins,
             );
         }
@@ -275,7 +285,7 @@ impl Sources {
         let mut file = main.map(|layer| layer.value).unwrap_or_default();
         if let Some(source) = &self.main {
             let home = env("HOME").map(PathBuf::from);
-            file.resolve_paths(&directory(&source.path), home.as_deref());
+            file.resolve_paths(&absolute_directory(&source.path), home.as_deref());
         }
         compiled.allowlist = policy::allowlist::Allowlist::new(
             domains
@@ -303,7 +313,7 @@ impl Sources {
     }
 
     /// The bytes of an included file. A path that is set must name an existing file.
-    fn include<'s>(
+    fn included_bytes<'s>(
         &self,
         source: &'s Option<SourceFile>,
         main: Option<&Layer<File>>,
@@ -326,11 +336,11 @@ impl Sources {
     }
 
     /// The bytes of the grants file, which may be absent.
-    fn grants(&self, problems: &mut Vec<Problem>) -> Option<(&Path, &[u8])> {
+    fn grants_bytes(&self, problems: &mut Vec<Problem>) -> Option<(&Path, &[u8])> {
         let source = self.grants.as_ref()?;
         match &source.content {
             Ok(bytes) => Some((&source.path, bytes)),
-            Err(Unreadable::Missing) => None,
+            Err(FileReadError::Missing) => None,
             Err(why) => {
                 let message = format!("cannot be read: {why}");
                 problems.push(Problem::with_file(&source.path, message));
@@ -356,9 +366,9 @@ fn referenced_files(
             Some(ReferencedFiles::bundle(&find(path.text()?)?))
         })
         .collect();
-    let asks_system = list("/egress/dns/upstreams")
+    let uses_system = list("/egress/dns/upstreams")
         .is_none_or(|upstreams| upstreams.iter().any(|node| node.text() == Some("system")));
-    if asks_system {
+    if uses_system {
         let written = tree.and_then(|tree| tree.get("/egress/dns/resolv_conf")?.text());
         let default = DnsSettings::default().resolv_conf;
         let path = written.map_or(Some(default), find);
@@ -375,29 +385,30 @@ fn add_domains<T>(
     origins: &mut BTreeMap<String, ValueOrigin>,
 ) {
     for (index, rule) in list(&layer.value).iter().enumerate() {
-        let original = layer.original(&format!("{pointer}/{index}"));
+        let original = layer.original_pointer(&format!("{pointer}/{index}"));
         let node = layer.tree.get(&original);
         if let Some(node) = node {
             let merged = format!("/domains/{}", domains.len());
-            origin::record(&layer.tree, node, &merged, Wanted::Variables, origins);
+            origin::record(&layer.tree, node, &merged, OriginScope::Variables, origins);
         }
         domains.push(LoadedDomainRule {
             rule: rule.clone(),
             origin: node.map_or(ValueOrigin::Default, |node| {
-                ValueOrigin::of(&layer.tree, node)
+                ValueOrigin::of_node(&layer.tree, node)
             }),
         });
     }
 }
 
-fn from_file(including: &Path, path: &Path, env: Env<'_>) -> PathBuf {
+/// Resolves the path of an included file.
+fn resolve_included(including: &Path, path: &Path, env: Env<'_>) -> PathBuf {
     let home = env("HOME").map(PathBuf::from);
     let base = including.parent().unwrap_or(Path::new(""));
     resolve(path, base, home.as_deref())
 }
 
 /// The directory of `file`, absolute.
-fn directory(file: &Path) -> PathBuf {
+fn absolute_directory(file: &Path) -> PathBuf {
     let directory = file.parent().unwrap_or(Path::new(""));
     std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned())
 }

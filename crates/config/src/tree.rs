@@ -45,7 +45,7 @@ impl From<Marker> for Position {
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) content: Content,
-    pub(crate) place: Position,
+    pub(crate) position: Position,
     /// The environment variable whose value the text contains.
     pub(crate) variable: Option<String>,
 }
@@ -85,7 +85,7 @@ impl std::fmt::Debug for Content {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: String,
-    pub(crate) place: Position,
+    pub(crate) position: Position,
     pub(crate) value: Node,
 }
 
@@ -103,8 +103,8 @@ impl Tree {
     pub(crate) fn parse(file: &Path, bytes: &[u8], problems: &mut Vec<Problem>) -> Option<Self> {
         let text = match printable(bytes) {
             Ok(text) => text,
-            Err((place, message)) => {
-                problems.push(problem(file, place, message));
+            Err((position, message)) => {
+                problems.push(problem(file, position, message));
                 return None;
             }
         };
@@ -112,19 +112,19 @@ impl Tree {
             file,
             parser: Parser::new_from_str(text),
             anchors: HashMap::new(),
-            spent: Size::default(),
+            total_size: Size::default(),
             problems,
         };
-        match builder.document() {
+        match builder.parse_document() {
             Ok(root) => Some(Self {
                 file: file.into(),
                 root,
             }),
-            Err(ParseError { place, message }) => {
-                let mut fault = problem(file, place, message);
-                let line = text.lines().nth(place.line.saturating_sub(1));
+            Err(ParseError { position, message }) => {
+                let mut fault = problem(file, position, message);
+                let line = text.lines().nth(position.line.saturating_sub(1));
                 if line.is_some_and(|line| line.contains("${")) {
-                    fault = fault.hinting("inside [ ] and { } put quotes around ${…}");
+                    fault = fault.with_hint("inside [ ] and { } put quotes around ${…}");
                 }
                 problems.push(fault);
                 None
@@ -149,11 +149,11 @@ impl Tree {
         let mut pointer = pointer;
         loop {
             if let Some(node) = self.get(pointer) {
-                return node.place;
+                return node.position;
             }
             match pointer.rsplit_once('/') {
                 Some((outer, _)) => pointer = outer,
-                None => return self.root.place,
+                None => return self.root.position,
             }
         }
     }
@@ -164,7 +164,7 @@ impl Tree {
             Some(Content::Map(entries)) => entries
                 .iter()
                 .find(|entry| entry.key == key)
-                .map_or_else(|| self.position(pointer), |entry| entry.place),
+                .map_or_else(|| self.position(pointer), |entry| entry.position),
             _ => self.position(pointer),
         }
     }
@@ -174,14 +174,14 @@ impl Tree {
         self.problem_at(self.position(pointer), pointer, message)
     }
 
-    /// A problem at a known position; [`Tree::problem`] has to search for it.
+    /// A problem at a known position; [`Tree::problem`] has to search for the position.
     pub(crate) fn problem_at(
         &self,
-        place: Position,
+        position: Position,
         pointer: &str,
         message: impl Into<String>,
     ) -> Problem {
-        let mut fault = problem(&self.file, place, message.into());
+        let mut fault = problem(&self.file, position, message.into());
         fault.pointer = pointer.to_owned();
         fault
     }
@@ -230,11 +230,11 @@ pub(crate) fn dotted(pointer: &str) -> String {
     text
 }
 
-fn problem(file: &Path, place: Position, message: String) -> Problem {
+fn problem(file: &Path, position: Position, message: String) -> Problem {
     Problem {
         file: file.to_owned(),
-        line: place.line,
-        column: place.column,
+        line: position.line,
+        column: position.column,
         pointer: String::new(),
         message,
         hint: None,
@@ -243,20 +243,20 @@ fn problem(file: &Path, place: Position, message: String) -> Problem {
 
 /// A syntax error after which there is no tree.
 struct ParseError {
-    place: Position,
+    position: Position,
     message: String,
 }
 
 impl ParseError {
-    fn at(place: Position, message: impl Into<String>) -> Self {
+    fn at(position: Position, message: impl Into<String>) -> Self {
         Self {
-            place,
+            position,
             message: message.into(),
         }
     }
 
-    fn too_deep(place: Position) -> Self {
-        Self::at(place, format!("nested deeper than {MAX_DEPTH} levels"))
+    fn too_deep(position: Position) -> Self {
+        Self::at(position, format!("nested deeper than {MAX_DEPTH} levels"))
     }
 }
 
@@ -264,7 +264,7 @@ struct Builder<'a> {
     file: &'a Path,
     parser: Parser<'a, StrInput<'a>>,
     anchors: HashMap<usize, (Node, Size)>,
-    spent: Size,
+    total_size: Size,
     problems: &'a mut Vec<Problem>,
 }
 
@@ -286,34 +286,34 @@ impl Size {
 }
 
 impl<'a> Builder<'a> {
-    fn document(&mut self) -> Result<Node, ParseError> {
+    fn parse_document(&mut self) -> Result<Node, ParseError> {
         let mut root = None;
         loop {
-            let (event, place) = self.next()?;
+            let (event, position) = self.next_event()?;
             match event {
                 Event::StreamStart | Event::DocumentEnd | Event::Nothing => {}
                 Event::StreamEnd => break,
                 Event::DocumentStart(_) if root.is_some() => {
                     return Err(ParseError::at(
-                        place,
-                        "a second document begins here; one file holds one document",
+                        position,
+                        "a second document begins here; a file must contain one document",
                     ));
                 }
                 Event::DocumentStart(_) => {
-                    let (event, place) = self.next()?;
-                    root = Some(self.node(event, place, 0)?.0);
+                    let (event, position) = self.next_event()?;
+                    root = Some(self.parse_node(event, position, 0)?.0);
                 }
-                _ => return Err(ParseError::at(place, "unexpected content")),
+                _ => return Err(ParseError::at(position, "unexpected content")),
             }
         }
         Ok(root.unwrap_or(Node {
             content: Content::Null,
-            place: Position { line: 1, column: 1 },
+            position: Position { line: 1, column: 1 },
             variable: None,
         }))
     }
 
-    fn next(&mut self) -> Result<(Event<'a>, Position), ParseError> {
+    fn next_event(&mut self) -> Result<(Event<'a>, Position), ParseError> {
         match self.parser.next_event() {
             Some(Ok((event, span))) => Ok((event, span.start.into())),
             Some(Err(error)) => Err(ParseError::at(
@@ -324,57 +324,60 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn node(
+    fn parse_node(
         &mut self,
         event: Event<'a>,
-        place: Position,
+        position: Position,
         depth: usize,
     ) -> Result<(Node, Size), ParseError> {
         if depth > MAX_DEPTH {
-            return Err(ParseError::too_deep(place));
+            return Err(ParseError::too_deep(position));
         }
         let mut size = Size {
             nodes: 1,
             ..Size::default()
         };
         let (content, anchor) = match event {
-            Event::Alias(id) => return self.alias(id, place, depth),
+            Event::Alias(id) => return self.expand_alias(id, position, depth),
             Event::Scalar(text, style, anchor, tag) => {
                 size.text = text.len();
-                self.spend(size, place)?;
-                (self.scalar(&text, style, tag.as_deref(), place), anchor)
+                self.add_size(size, position)?;
+                (
+                    self.parse_scalar(&text, style, tag.as_deref(), position),
+                    anchor,
+                )
             }
             Event::SequenceStart(anchor, tag) => {
-                self.spend(size, place)?;
-                self.check_tag(tag.as_deref(), &["seq"], place);
-                (Content::List(self.list(depth, &mut size)?), anchor)
+                self.add_size(size, position)?;
+                self.check_tag(tag.as_deref(), &["seq"], position);
+                (Content::List(self.parse_list(depth, &mut size)?), anchor)
             }
             Event::MappingStart(anchor, tag) => {
-                self.spend(size, place)?;
-                self.check_tag(tag.as_deref(), &["map"], place);
-                (Content::Map(self.map(depth, &mut size)?), anchor)
+                self.add_size(size, position)?;
+                self.check_tag(tag.as_deref(), &["map"], position);
+                (Content::Map(self.parse_map(depth, &mut size)?), anchor)
             }
-            _ => return Err(ParseError::at(place, "a value is missing here")),
+            _ => return Err(ParseError::at(position, "a value is missing here")),
         };
         let node = Node {
             content,
-            place,
+            position,
             variable: None,
         };
         if anchor > 0 {
-            self.spend(size, place)?;
+            self.add_size(size, position)?;
             self.anchors.insert(anchor, (node.clone(), size));
         }
         Ok((node, size))
     }
 
-    fn list(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Node>, ParseError> {
+    fn parse_list(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Node>, ParseError> {
         let mut items = Vec::new();
         loop {
-            match self.next()? {
+            match self.next_event()? {
                 (Event::SequenceEnd, _) => return Ok(items),
-                (event, place) => {
-                    let (item, item_size) = self.node(event, place, depth + 1)?;
+                (event, position) => {
+                    let (item, item_size) = self.parse_node(event, position, depth + 1)?;
                     size.add_child(item_size);
                     items.push(item);
                 }
@@ -382,88 +385,95 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn map(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Entry>, ParseError> {
+    fn parse_map(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Entry>, ParseError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut seen: HashMap<String, usize> = HashMap::new();
         loop {
-            let (event, place) = self.next()?;
+            let (event, position) = self.next_event()?;
             if event == Event::MappingEnd {
                 return Ok(entries);
             }
-            let (key, key_size) = self.node(event, place, depth + 1)?;
-            let (event, value_place) = self.next()?;
-            let (value, value_size) = self.node(event, value_place, depth + 1)?;
+            let (key, key_size) = self.parse_node(event, position, depth + 1)?;
+            let (event, value_place) = self.next_event()?;
+            let (value, value_size) = self.parse_node(event, value_place, depth + 1)?;
             size.add_child(key_size);
             size.add_child(value_size);
             let Content::Text(key) = key.content else {
                 if !matches!(key.content, Content::Faulty) {
-                    self.report(place, "a key must be text", Some("put it in quotes"));
+                    self.report(position, "a key must be text", Some("put it in quotes"));
                 }
                 continue;
             };
             if let Some(line) = seen.get(&key) {
                 let message = format!("the key {} is already on line {line}", quote(&key));
-                self.report(place, message, None);
+                self.report(position, message, None);
                 continue;
             }
-            seen.insert(key.clone(), place.line);
-            entries.push(Entry { key, place, value });
+            seen.insert(key.clone(), position.line);
+            entries.push(Entry {
+                key,
+                position,
+                value,
+            });
         }
     }
 
-    /// The anchored value again. Its size is counted before the value is copied, because an alias
+    /// Copies the value of the anchor. The size is counted before the copy is made, because an alias
     /// bomb consists of copies.
-    fn alias(
+    fn expand_alias(
         &mut self,
         id: usize,
-        place: Position,
+        position: Position,
         depth: usize,
     ) -> Result<(Node, Size), ParseError> {
         let size = match self.anchors.get(&id) {
             Some((_, size)) => *size,
             None => {
-                return Err(ParseError::at(place, "this alias is inside its own anchor"));
+                return Err(ParseError::at(
+                    position,
+                    "this alias is inside its own anchor",
+                ));
             }
         };
         if depth + size.depth > MAX_DEPTH {
-            return Err(ParseError::too_deep(place));
+            return Err(ParseError::too_deep(position));
         }
-        self.spend(size, place)?;
+        self.add_size(size, position)?;
         let node = self.anchors.get(&id).map(|(node, _)| node.clone());
-        let node = node.map(|node| Node { place, ..node });
+        let node = node.map(|node| Node { position, ..node });
         node.map(|node| (node, size))
-            .ok_or_else(|| ParseError::at(place, "this alias has no anchor"))
+            .ok_or_else(|| ParseError::at(position, "this alias has no anchor"))
     }
 
-    fn spend(&mut self, size: Size, place: Position) -> Result<(), ParseError> {
-        self.spent.nodes += size.nodes;
-        self.spent.text += size.text;
-        if self.spent.nodes > MAX_NODES {
+    fn add_size(&mut self, size: Size, position: Position) -> Result<(), ParseError> {
+        self.total_size.nodes += size.nodes;
+        self.total_size.text += size.text;
+        if self.total_size.nodes > MAX_NODES {
             let message = format!("more than {MAX_NODES} values with aliases expanded");
-            return Err(ParseError::at(place, message));
+            return Err(ParseError::at(position, message));
         }
-        if self.spent.text > MAX_TEXT {
+        if self.total_size.text > MAX_TEXT {
             let message = format!("more than {MAX_TEXT} bytes of text with aliases expanded");
-            return Err(ParseError::at(place, message));
+            return Err(ParseError::at(position, message));
         }
         Ok(())
     }
 
-    fn scalar(
+    fn parse_scalar(
         &mut self,
         text: &str,
         style: ScalarStyle,
         tag: Option<&Tag>,
-        place: Position,
+        position: Position,
     ) -> Content {
         let tags = ["str", "null", "bool", "int", "float"];
         let plain = style == ScalarStyle::Plain;
-        let content = match self.check_tag(tag, &tags, place) {
-            Tagged::Not if plain => resolve(text),
-            Tagged::Not => Some(Content::Text(text.to_owned())),
-            Tagged::Refused => return Content::Faulty,
-            Tagged::As("str") => Some(Content::Text(text.to_owned())),
-            Tagged::As(kind) => resolve(text).filter(|content| match content {
+        let content = match self.check_tag(tag, &tags, position) {
+            TagMeaning::Untagged if plain => resolve(text),
+            TagMeaning::Untagged => Some(Content::Text(text.to_owned())),
+            TagMeaning::Refused => return Content::Faulty,
+            TagMeaning::Core("str") => Some(Content::Text(text.to_owned())),
+            TagMeaning::Core(kind) => resolve(text).filter(|content| match content {
                 Content::Null => kind == "null",
                 Content::Bool(_) => kind == "bool",
                 Content::Number(number) => kind == "float" || (kind == "int" && !number.is_f64()),
@@ -477,7 +487,7 @@ impl<'a> Builder<'a> {
                 Some(_) => "this text does not match its tag".to_owned(),
                 None => format!("{} is not a supported number", quote(text)),
             };
-            self.report(place, message, None);
+            self.report(position, message, None);
             Content::Faulty
         })
     }
@@ -488,16 +498,18 @@ impl<'a> Builder<'a> {
         &mut self,
         tag: Option<&Tag>,
         allowed: &[&'t str],
-        place: Position,
-    ) -> Tagged<'t> {
-        let Some(tag) = tag else { return Tagged::Not };
+        position: Position,
+    ) -> TagMeaning<'t> {
+        let Some(tag) = tag else {
+            return TagMeaning::Untagged;
+        };
         let core = tag.is_yaml_core_schema();
         let known = allowed.iter().find(|name| **name == tag.suffix);
         match known {
-            Some(name) if core => Tagged::As(name),
+            Some(name) if core => TagMeaning::Core(name),
             _ if tag.handle.is_empty() && tag.suffix == "!" => match allowed.first() {
-                Some(name) => Tagged::As(name),
-                None => Tagged::Not,
+                Some(name) => TagMeaning::Core(name),
+                None => TagMeaning::Untagged,
             },
             _ => {
                 let name = if core {
@@ -506,26 +518,29 @@ impl<'a> Builder<'a> {
                     tag.to_string()
                 };
                 self.report(
-                    place,
+                    position,
                     format!("the tag {} is not supported", quote(&name)),
                     None,
                 );
-                Tagged::Refused
+                TagMeaning::Refused
             }
         }
     }
 
-    fn report(&mut self, place: Position, message: impl Into<String>, hint: Option<&str>) {
-        let mut fault = problem(self.file, place, message.into());
+    fn report(&mut self, position: Position, message: impl Into<String>, hint: Option<&str>) {
+        let mut fault = problem(self.file, position, message.into());
         fault.hint = hint.map(str::to_owned);
         self.problems.push(fault);
     }
 }
 
 /// The meaning of a node's tag.
-enum Tagged<'t> {
-    Not,
-    As(&'t str),
+enum TagMeaning<'t> {
+    /// The node has no tag.
+    Untagged,
+    /// This tag of the core schema.
+    Core(&'t str),
+    /// An unsupported tag, which has been reported.
     Refused,
 }
 

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::libc::{O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK};
 use serde::{Deserialize, Serialize};
 
-use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
+use crate::file::{self, FileReadError, Links, OPERATOR_LIMIT};
 
 /// Digests of trusted contents, by directory. Stored in a JSON file that only the operator can read
 /// or write.
@@ -64,7 +64,7 @@ pub enum TrustError {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Stored {
+struct TrustFile {
     version: u32,
     trusted: BTreeMap<PathBuf, String>,
 }
@@ -73,14 +73,14 @@ impl TrustStore {
     /// Reads the list at `path`; a list that does not exist is empty.
     pub fn load(path: &Path) -> Result<Self, TrustError> {
         let entries = match file::read(path, OPERATOR_LIMIT, Links::Refuse) {
-            Err(Unreadable::Missing) => BTreeMap::new(),
+            Err(FileReadError::Missing) => BTreeMap::new(),
             Err(why) => {
                 return Err(TrustError::Unreadable {
                     path: path.to_owned(),
                     why: why.to_string(),
                 });
             }
-            Ok(bytes) => match serde_json::from_slice::<Stored>(&bytes) {
+            Ok(bytes) => match serde_json::from_slice::<TrustFile>(&bytes) {
                 Ok(stored)
                     if stored.version == 1
                         && stored.trusted.values().all(|digest| is_digest(digest)) =>
@@ -118,8 +118,8 @@ impl TrustStore {
             });
         }
         let _lock = self.lock()?;
-        // Another process may have changed the list since it was read: the operator may take long
-        // to answer, and may revoke something meanwhile.
+        // Another process may have changed the list since it was read: while the operator reads the
+        // question, another repository may be revoked.
         let mut entries = Self::load(&self.path)?.entries;
         entries.insert(directory.to_owned(), hex(digest));
         self.replace(entries)
@@ -140,8 +140,8 @@ impl TrustStore {
         };
         let mut entries = Self::load(&self.path)?.entries;
         let before = entries.len();
-        for spelling in spellings(directory) {
-            entries.remove(&spelling);
+        for path in equivalent_paths(directory) {
+            entries.remove(&path);
         }
         if entries.len() == before {
             self.entries = entries;
@@ -184,7 +184,7 @@ impl TrustStore {
             path: self.path.clone(),
             source,
         };
-        let stored = Stored {
+        let stored = TrustFile {
             version: 1,
             trusted: entries,
         };
@@ -195,33 +195,34 @@ impl TrustStore {
     }
 }
 
-/// The spellings under which a directory may be in the list: resolved, as written, and, if it no
-/// longer exists, resolved as far as it still exists. A revocation removes all of them.
-fn spellings(directory: &Path) -> Vec<PathBuf> {
-    let mut spellings = vec![directory.to_owned()];
+/// The paths under which a directory may be in the list: resolved, as written, and, if the
+/// directory no longer exists, resolved as far as its parents exist. A revocation removes all of
+/// them.
+fn equivalent_paths(directory: &Path) -> Vec<PathBuf> {
+    let mut paths = vec![directory.to_owned()];
     let written = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     // `..` after a part that no longer exists can only be resolved as text.
-    let mut plain = PathBuf::new();
+    let mut normalized = PathBuf::new();
     for part in written.components() {
         match part {
             Component::ParentDir => {
-                plain.pop();
+                normalized.pop();
             }
-            part => plain.push(part),
+            part => normalized.push(part),
         }
     }
-    for path in [written, plain] {
+    for path in [written, normalized] {
         for outer in path.ancestors() {
             if let (Ok(resolved), Ok(rest)) =
                 (std::fs::canonicalize(outer), path.strip_prefix(outer))
             {
-                spellings.push(resolved.join(rest));
+                paths.push(resolved.join(rest));
                 break;
             }
         }
-        spellings.push(path);
+        paths.push(path);
     }
-    spellings
+    paths
 }
 
 /// Writes a temporary file and renames it: a reader sees the old file or the new one, also after a
@@ -234,7 +235,7 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let temporary = directory.join(name);
-    // Left over from a process that had the same id and was killed.
+    // A killed process with the same id may have left the file behind.
     match std::fs::remove_file(&temporary) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -17,39 +17,39 @@ pub(crate) struct Unavailable {
     accepted: &'static [&'static str],
 }
 
-const fn key(key: &'static str, accepted: &'static [&'static str]) -> Unavailable {
+const fn unavailable(key: &'static str, accepted: &'static [&'static str]) -> Unavailable {
     Unavailable { key, accepted }
 }
 
 /// In palisade.yaml.
 pub(crate) const PALISADE: &[Unavailable] = &[
     // Approval by the operator.
-    key("egress.unknown", &["deny"]),
-    key("git.scan", &["deny", "note", "off"]),
-    key("approvals.mode", &["unattended"]),
-    key("approvals.hold", &[]),
-    key("approvals.webhook", &[]),
+    unavailable("egress.unknown", &["deny"]),
+    unavailable("git.scan", &["deny", "note", "off"]),
+    unavailable("approvals.mode", &["unattended"]),
+    unavailable("approvals.hold", &[]),
+    unavailable("approvals.webhook", &[]),
     // The scanner of requests and responses.
-    key("egress.domains[].scan", &["off"]),
-    key("scan.outbound", &["off"]),
-    key("scan.injection", &["off"]),
-    key("scan.rules", &["[]"]),
-    key("scan.budget.bytes", &[]),
-    key("scan.budget.depth", &[]),
+    unavailable("egress.domains[].scan", &["off"]),
+    unavailable("scan.outbound", &["off"]),
+    unavailable("scan.injection", &["off"]),
+    unavailable("scan.rules", &["[]"]),
+    unavailable("scan.budget.bytes", &[]),
+    unavailable("scan.budget.depth", &[]),
     // Credentials that the gate adds.
-    key("credentials.github_app", &[]),
-    key("credentials.oauth", &["{}"]),
+    unavailable("credentials.github_app", &[]),
+    unavailable("credentials.oauth", &["{}"]),
     // Docker.
-    key("sandbox.backend", &["namespace", "remote"]),
-    key("sandbox.image", &[]),
+    unavailable("sandbox.backend", &["namespace", "remote"]),
+    unavailable("sandbox.image", &[]),
 ];
 
 /// In allowlist.yaml and grants.yaml.
-pub(crate) const ALLOWLIST: &[Unavailable] = &[key("domains[].scan", &["off"])];
+pub(crate) const ALLOWLIST: &[Unavailable] = &[unavailable("domains[].scan", &["off"])];
 
 /// In a repository's .palisade.yaml. Its `image` is not an error, because the operator, who would
 /// have to remove it, did not write it. `run` and `create` report it.
-pub(crate) const REPOSITORY: &[Unavailable] = &[key("egress.domains[].scan", &["off"])];
+pub(crate) const REPOSITORY: &[Unavailable] = &[unavailable("egress.domains[].scan", &["off"])];
 
 impl Unavailable {
     /// The sentence that is added to the description of the key.
@@ -58,7 +58,7 @@ impl Unavailable {
             [] => "Not available in this version: setting it is an error.".to_owned(),
             accepted => format!(
                 "In this version only {} is accepted: nothing would enforce anything else.",
-                words(accepted, "`")
+                join_words(accepted, "`")
             ),
         }
     }
@@ -104,16 +104,16 @@ pub(crate) fn check(
             );
             let hint = match entry.accepted {
                 [] => "remove it".to_owned(),
-                accepted => format!("remove it, or set it to {}", words(accepted, "")),
+                accepted => format!("remove it, or set it to {}", join_words(accepted, "")),
             };
-            problems.push(problem(&pointer, message).hinting(hint));
+            problems.push(problem(&pointer, message).with_hint(hint));
         }
     }
     problems
 }
 
 /// Whether a value of `config show` belongs to a feature that this version does not have: a default
-/// that nothing enforces must not be shown as if it were in force.
+/// that nothing enforces must not be shown as if it had an effect.
 pub(crate) fn is_unavailable(pointer: &str, value: &Value) -> bool {
     PALISADE.iter().any(|entry| {
         let parts = parts(entry.key);
@@ -187,7 +187,7 @@ fn find_properties(schema: &Value, at: &str, parts: &[&str], found: &mut Vec<Str
 }
 
 /// `a, b or c`.
-fn words(list: &[&str], quote: &str) -> String {
+fn join_words(list: &[&str], quote: &str) -> String {
     let quoted: Vec<String> = list
         .iter()
         .map(|word| format!("{quote}{word}{quote}"))
@@ -284,14 +284,14 @@ mod tests {
             assert_eq!(entry.key.replace("[]", "[0]"), *key);
             let with = |value: &str| load(&format!("version: 1\n{}\n", file.replace('@', value)));
             let problems = with(refused).unwrap_err();
-            let told: Vec<_> = problems.iter().map(|p| (p.line, p.to_string())).collect();
-            let [(3, told)] = told.as_slice() else {
-                panic!("{key}: {told:?}");
+            let messages: Vec<_> = problems.iter().map(|p| (p.line, p.to_string())).collect();
+            let [(3, message)] = messages.as_slice() else {
+                panic!("{key}: {messages:?}");
             };
             let expected = format!(
                 "{key} is not available in this version: nothing would enforce it; remove it"
             );
-            assert!(told.contains(&expected), "{told}");
+            assert!(message.contains(&expected), "{message}");
             for value in *accepted {
                 with(value).unwrap();
             }
@@ -302,8 +302,8 @@ mod tests {
     fn a_file_without_unavailable_keys_loads() {
         let settings = load(TEMPLATE).unwrap();
         let shown = settings.show();
-        // Values that nothing enforces are not shown as if they were in force.
-        let is_shown = |pointer: &str| shown.iter().any(|one| one.pointer.starts_with(pointer));
+        // Values that nothing enforces are not shown, because they have no effect.
+        let is_shown = |pointer: &str| shown.iter().any(|value| value.pointer.starts_with(pointer));
         assert!(!is_shown("/scan/outbound") && !is_shown("/credentials/oauth"));
         assert!(is_shown("/git/scan") && is_shown("/sandbox/backend"));
     }

@@ -21,75 +21,75 @@ pub(crate) struct ValidatedValue {
 impl ValidatedValue {
     /// The pointer in the file for a pointer into the value: the indices of list items change when
     /// earlier items are removed.
-    pub(crate) fn original(&self, pointer: &str) -> String {
-        self.kept.original(pointer)
+    pub(crate) fn original_pointer(&self, pointer: &str) -> String {
+        self.kept.original_pointer(pointer)
     }
 }
 
-/// Checks `tree` against `schema`. Every mistake is added to `problems`; the rest can be
+/// Checks `tree` against `file_schema`. Every mistake is added to `problems`; the rest can be
 /// deserialised, with defaults instead of the faulty values, so that later checks can report their
 /// mistakes in the same run.
 pub(crate) fn validate(
-    shape: &FileSchema,
+    file_schema: &FileSchema,
     tree: &mut Tree,
     problems: &mut Vec<Problem>,
 ) -> ValidatedValue {
-    drop_nulls(&mut tree.root, &shape.at(""));
+    mark_absent(&mut tree.root, &file_schema.node_at(""));
     if matches!(tree.root.content, Content::Null) {
         tree.root.content = Content::Map(Vec::new());
     }
     let faults = loop {
         let (value, kept) = to_value(tree, &BTreeSet::new());
-        let faults = find(shape, &value, &kept);
+        let faults = find_faults(file_schema, &value, &kept);
         if !coerce(tree, &faults) {
             break faults;
         }
     };
-    report(shape, tree, &faults, problems);
-    prune(shape, tree, faults)
+    report(file_schema, tree, &faults, problems);
+    prune(file_schema, tree, faults)
 }
 
 /// Turns faults into problems. Each message needs a search through the tree, so only the first
 /// faults get one; the others become placeholders, which [`Problems`](crate::Problems) only counts.
-fn report(shape: &FileSchema, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem>) {
+fn report(file_schema: &FileSchema, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem>) {
     if faults.len() <= MAX_PROBLEMS {
         problems.extend(
             faults
                 .iter()
-                .filter_map(|fault| fault.describe(shape, tree)),
+                .filter_map(|fault| fault.describe(file_schema, tree)),
         );
         return;
     }
-    let mut places = HashMap::new();
-    find_positions(&tree.root, "", tree.root.place, &mut places);
-    let place = |fault: &Fault| {
-        let key = fault.key().and_then(|key| places.get(&key));
+    let mut positions = HashMap::new();
+    find_positions(&tree.root, "", tree.root.position, &mut positions);
+    let position = |fault: &Fault| {
+        let key = fault.key().and_then(|key| positions.get(&key));
         match key {
             Some(seen) => seen.key,
-            None => places
+            None => positions
                 .get(&fault.pointer)
-                .map_or(tree.root.place, |seen| seen.value),
+                .map_or(tree.root.position, |seen| seen.value),
         }
     };
     // A value that could not be expanded has already been reported.
     let is_reported = |fault: &Fault| match &fault.kind {
-        Kind::Missing(key) => places
+        FaultKind::Missing(key) => positions
             .get(&join(&fault.pointer, key))
             .is_some_and(|seen| seen.is_faulty),
         _ => false,
     };
-    let mut placed: Vec<(tree::Position, &Fault)> = faults
+    let mut sorted: Vec<(tree::Position, &Fault)> = faults
         .iter()
         .filter(|fault| !is_reported(fault))
-        .map(|fault| (place(fault), fault))
+        .map(|fault| (position(fault), fault))
         .collect();
-    placed.sort_by_key(|(place, _)| (place.line, place.column));
-    for (index, (place, fault)) in placed.into_iter().enumerate() {
+    sorted.sort_by_key(|(position, _)| (position.line, position.column));
+    for (index, (position, fault)) in sorted.into_iter().enumerate() {
         if index < MAX_PROBLEMS {
-            problems.extend(fault.describe(shape, tree));
+            problems.extend(fault.describe(file_schema, tree));
         } else {
             let pointer = fault.key().unwrap_or_else(|| fault.pointer.clone());
-            problems.push(tree.problem_at(place, &pointer, "one more mistake"));
+            problems.push(tree.problem_at(position, &pointer, "one more mistake"));
         }
     }
 }
@@ -105,25 +105,25 @@ fn find_positions(
     node: &Node,
     pointer: &str,
     key: tree::Position,
-    places: &mut HashMap<String, Positions>,
+    positions: &mut HashMap<String, Positions>,
 ) {
     let seen = Positions {
         key,
-        value: node.place,
+        value: node.position,
         is_faulty: matches!(node.content, Content::Faulty),
     };
-    places.insert(pointer.to_owned(), seen);
+    positions.insert(pointer.to_owned(), seen);
     match &node.content {
         Content::List(items) => {
             for (index, item) in items.iter().enumerate() {
                 let pointer = join(pointer, &index.to_string());
-                find_positions(item, &pointer, item.place, places);
+                find_positions(item, &pointer, item.position, positions);
             }
         }
         Content::Map(entries) => {
             for entry in entries {
                 let pointer = join(pointer, &entry.key);
-                find_positions(&entry.value, &pointer, entry.place, places);
+                find_positions(&entry.value, &pointer, entry.position, positions);
             }
         }
         _ => {}
@@ -132,7 +132,7 @@ fn find_positions(
 
 /// Removes faulty values until the rest is valid. A value whose required part is removed is removed
 /// as well.
-fn prune(shape: &FileSchema, tree: &Tree, mut faults: Vec<Fault>) -> ValidatedValue {
+fn prune(file_schema: &FileSchema, tree: &Tree, mut faults: Vec<Fault>) -> ValidatedValue {
     let mut removed = BTreeSet::new();
     loop {
         let before = removed.len();
@@ -150,29 +150,29 @@ fn prune(shape: &FileSchema, tree: &Tree, mut faults: Vec<Fault>) -> ValidatedVa
             };
             return ValidatedValue { value, kept };
         }
-        faults = find(shape, &value, &kept);
+        faults = find_faults(file_schema, &value, &kept);
     }
 }
 
-/// A known key without a value takes its default.
-fn drop_nulls(node: &mut Node, place: &SchemaNode<'_>) {
+/// Marks known keys without a value as absent, so that they take their default.
+fn mark_absent(node: &mut Node, schema: &SchemaNode<'_>) {
     match &mut node.content {
         Content::Map(entries) => {
-            let known: BTreeSet<&str> = place.keys().collect();
+            let known: BTreeSet<&str> = schema.keys().collect();
             for entry in entries {
                 if known.contains(entry.key.as_str())
                     && matches!(entry.value.content, Content::Null)
                 {
                     entry.value.content = Content::Absent;
                 } else {
-                    drop_nulls(&mut entry.value, &place.enter(&entry.key));
+                    mark_absent(&mut entry.value, &schema.child(&entry.key));
                 }
             }
         }
         Content::List(items) => {
-            let place = place.enter("0");
+            let schema = schema.child("0");
             for item in items {
-                drop_nulls(item, &place);
+                mark_absent(item, &schema);
             }
         }
         _ => {}
@@ -184,12 +184,12 @@ fn drop_nulls(node: &mut Node, place: &SchemaNode<'_>) {
 struct KeptItems(HashMap<String, Vec<usize>>);
 
 impl KeptItems {
-    fn original(&self, pointer: &str) -> String {
+    fn original_pointer(&self, pointer: &str) -> String {
         let (mut pruned, mut original) = (String::new(), String::new());
         for segment in segments(pointer) {
             let index = self.0.get(&pruned).and_then(|indices| {
-                let place: usize = segment.parse().ok()?;
-                indices.get(place)
+                let position: usize = segment.parse().ok()?;
+                indices.get(position)
             });
             original = match index {
                 Some(index) => join(&original, &index.to_string()),
@@ -259,69 +259,72 @@ struct Fault {
     pointer: String,
     /// The value at the pointer.
     found: Value,
-    kind: Kind,
+    kind: FaultKind,
 }
 
 impl Fault {
     /// The pointer to the faulty key, if the fault is a key.
     fn key(&self) -> Option<String> {
         match &self.kind {
-            Kind::UnknownKey(key) | Kind::BadKey { key, .. } => Some(join(&self.pointer, key)),
+            FaultKind::UnknownKey(key) | FaultKind::BadKey { key, .. } => {
+                Some(join(&self.pointer, key))
+            }
             _ => None,
         }
     }
 }
 
-enum Kind {
+/// The kinds of violations, with the limit or the expected values.
+enum FaultKind {
     UnknownKey(String),
     BadKey { key: String, format: Option<String> },
     Missing(String),
     Type(Vec<JsonType>),
-    Word(Vec<Value>),
+    NotInEnum(Vec<Value>),
     Format(String),
-    Least(Value),
-    Above(Value),
-    Most(Value),
-    Below(Value),
+    BelowMinimum(Value),
+    NotAboveMinimum(Value),
+    AboveMaximum(Value),
+    NotBelowMaximum(Value),
     TooFew(u64),
     TooMany(u64),
-    Repeats,
+    DuplicateItems,
     Other,
 }
 
-fn find(shape: &FileSchema, value: &Value, kept: &KeptItems) -> Vec<Fault> {
+fn find_faults(file_schema: &FileSchema, value: &Value, kept: &KeptItems) -> Vec<Fault> {
     let mut faults = Vec::new();
-    for error in shape.validator.iter_errors(value) {
-        collect(&error, kept, &mut faults);
+    for error in file_schema.validator.iter_errors(value) {
+        add_fault(&error, kept, &mut faults);
     }
     faults
 }
 
-fn collect(error: &ValidationError<'_>, kept: &KeptItems, faults: &mut Vec<Fault>) {
+fn add_fault(error: &ValidationError<'_>, kept: &KeptItems, faults: &mut Vec<Fault>) {
     let kind =
         match error.kind() {
             ValidationErrorKind::AnyOf { context }
             | ValidationErrorKind::OneOfNotValid { context } => match choose(error, context) {
                 Ok(branch) => {
                     for error in branch {
-                        collect(error, kept, faults);
+                        add_fault(error, kept, faults);
                     }
                     return;
                 }
-                Err(types) => Kind::Type(types),
+                Err(types) => FaultKind::Type(types),
             },
             ValidationErrorKind::AdditionalProperties { unexpected }
             | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
                 for key in unexpected {
                     faults.push(Fault {
-                        pointer: kept.original(error.instance_path().as_str()),
+                        pointer: kept.original_pointer(error.instance_path().as_str()),
                         found: Value::Null,
-                        kind: Kind::UnknownKey(key.clone()),
+                        kind: FaultKind::UnknownKey(key.clone()),
                     });
                 }
                 return;
             }
-            ValidationErrorKind::PropertyNames { error } => Kind::BadKey {
+            ValidationErrorKind::PropertyNames { error } => FaultKind::BadKey {
                 key: error.instance().as_str().unwrap_or_default().to_owned(),
                 format: match error.kind() {
                     ValidationErrorKind::Format { format } => Some(format.clone()),
@@ -329,45 +332,49 @@ fn collect(error: &ValidationError<'_>, kept: &KeptItems, faults: &mut Vec<Fault
                 },
             },
             ValidationErrorKind::Required { property } => {
-                Kind::Missing(property.as_str().unwrap_or_default().to_owned())
+                FaultKind::Missing(property.as_str().unwrap_or_default().to_owned())
             }
-            ValidationErrorKind::Type { kind } => Kind::Type(types(kind)),
+            ValidationErrorKind::Type { kind } => FaultKind::Type(types(kind)),
             ValidationErrorKind::Enum { options } => {
-                Kind::Word(options.as_array().cloned().unwrap_or_default())
+                FaultKind::NotInEnum(options.as_array().cloned().unwrap_or_default())
             }
             ValidationErrorKind::Constant { expected_value } => {
-                Kind::Word(vec![expected_value.as_ref().clone()])
+                FaultKind::NotInEnum(vec![expected_value.as_ref().clone()])
             }
-            ValidationErrorKind::Format { format } => Kind::Format(format.clone()),
-            ValidationErrorKind::Minimum { limit } => Kind::Least(limit.clone()),
-            ValidationErrorKind::ExclusiveMinimum { limit } => Kind::Above(limit.clone()),
-            ValidationErrorKind::Maximum { limit } => Kind::Most(limit.clone()),
-            ValidationErrorKind::ExclusiveMaximum { limit } => Kind::Below(limit.clone()),
-            ValidationErrorKind::MinItems { limit } => Kind::TooFew(*limit),
+            ValidationErrorKind::Format { format } => FaultKind::Format(format.clone()),
+            ValidationErrorKind::Minimum { limit } => FaultKind::BelowMinimum(limit.clone()),
+            ValidationErrorKind::ExclusiveMinimum { limit } => {
+                FaultKind::NotAboveMinimum(limit.clone())
+            }
+            ValidationErrorKind::Maximum { limit } => FaultKind::AboveMaximum(limit.clone()),
+            ValidationErrorKind::ExclusiveMaximum { limit } => {
+                FaultKind::NotBelowMaximum(limit.clone())
+            }
+            ValidationErrorKind::MinItems { limit } => FaultKind::TooFew(*limit),
             ValidationErrorKind::MaxItems { limit }
-            | ValidationErrorKind::MaxProperties { limit } => Kind::TooMany(*limit),
-            ValidationErrorKind::UniqueItems => Kind::Repeats,
-            _ => Kind::Other,
+            | ValidationErrorKind::MaxProperties { limit } => FaultKind::TooMany(*limit),
+            ValidationErrorKind::UniqueItems => FaultKind::DuplicateItems,
+            _ => FaultKind::Other,
         };
     faults.push(Fault {
-        pointer: kept.original(error.instance_path().as_str()),
+        pointer: kept.original_pointer(error.instance_path().as_str()),
         found: error.instance().as_ref().clone(),
         kind,
     });
 }
 
-/// The alternative that was probably meant: the one whose type matches, and of several the one with
-/// the fewest errors. If none matches, the types that would.
+/// The alternative that was probably meant: of the alternatives whose type matches, the alternative
+/// with the fewest errors. If no type matches, an error with the types that would match.
 fn choose<'e>(
     error: &ValidationError<'_>,
     branches: &'e [Vec<ValidationError<'static>>],
 ) -> Result<&'e [ValidationError<'static>], Vec<JsonType>> {
-    let here = error.instance_path();
+    let path = error.instance_path();
     let mut wanted = Vec::new();
     let mut best: Option<&[ValidationError<'static>]> = None;
     for branch in branches {
         let mismatch = branch.iter().find_map(|error| match error.kind() {
-            ValidationErrorKind::Type { kind } if error.instance_path() == here => Some(kind),
+            ValidationErrorKind::Type { kind } if error.instance_path() == path => Some(kind),
             _ => None,
         });
         match mismatch {
@@ -392,12 +399,12 @@ fn types(kind: &TypeKind) -> Vec<JsonType> {
 fn coerce(tree: &mut Tree, faults: &[Fault]) -> bool {
     let mut wanted: HashMap<&str, &[JsonType]> = HashMap::new();
     for fault in faults {
-        if let Kind::Type(types) = &fault.kind {
+        if let FaultKind::Type(types) = &fault.kind {
             wanted.insert(&fault.pointer, types);
         }
     }
     let mut changed = false;
-    each_expanded(&mut tree.root, "", &mut |pointer, node| {
+    visit_expanded(&mut tree.root, "", &mut |pointer, node| {
         let Some(types) = wanted.get(pointer) else {
             return;
         };
@@ -420,21 +427,21 @@ fn coerce(tree: &mut Tree, faults: &[Fault]) -> bool {
     changed
 }
 
-/// Calls `visit` for every value that contains a variable's value. One walk, because a search per
-/// fault would be slow in a file with very many.
-fn each_expanded(node: &mut Node, pointer: &str, visit: &mut dyn FnMut(&str, &mut Node)) {
+/// Calls `visit` for every value that contains a variable's value. A single walk, because a search
+/// for each fault would be slow in a file with very many faults.
+fn visit_expanded(node: &mut Node, pointer: &str, visit: &mut dyn FnMut(&str, &mut Node)) {
     if node.variable.is_some() {
         visit(pointer, node);
     }
     match &mut node.content {
         Content::List(items) => {
             for (index, item) in items.iter_mut().enumerate() {
-                each_expanded(item, &join(pointer, &index.to_string()), visit);
+                visit_expanded(item, &join(pointer, &index.to_string()), visit);
             }
         }
         Content::Map(entries) => {
             for entry in entries {
-                each_expanded(&mut entry.value, &join(pointer, &entry.key), visit);
+                visit_expanded(&mut entry.value, &join(pointer, &entry.key), visit);
             }
         }
         _ => {}

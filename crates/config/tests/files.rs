@@ -3,7 +3,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "a test that cannot go on should stop"
+    reason = "a test that cannot continue should stop"
 )]
 
 #[path = "files/documents.rs"]
@@ -62,7 +62,7 @@ fn check(yaml: &str, expected: &[&str]) {
     assert_eq!(problems, expected, "\n{yaml}");
 }
 
-/// A file of tests/data.
+/// The path of a file in tests/data.
 fn data(name: &str) -> PathBuf {
     Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap())
         .join("tests/data")

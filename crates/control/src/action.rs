@@ -16,7 +16,7 @@ use crate::body::{
 };
 use crate::registration_request::RegisterRequest;
 
-/// One operation of the control API. Every operation of the gate is a variant here.
+/// One operation of the control API. Every operation of the gate is a variant of this enum.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Health report of the gate.
@@ -77,7 +77,7 @@ pub enum Action {
     BackupRegistry(PathBuf),
     /// Replaces the database by a backup.
     RestoreRegistry(PathBuf),
-    /// Replaces the database by an empty one.
+    /// Replaces the database by an empty database.
     ResetRegistry,
     /// The certificate authority, without its key.
     ShowAuthority,
@@ -95,7 +95,7 @@ pub enum Action {
     OfferVariables(VariablesBody),
     /// Grants credentials to a sandbox or container, or revokes them.
     ChangeCredentials(SandboxId, GrantBody),
-    /// The servers behind the bridge, with the tools seen of each.
+    /// The servers behind the bridge, with the tools that each has listed.
     ListTools,
     /// Trusts changed definitions of tools.
     AcceptTools(AcceptBody),
@@ -122,7 +122,7 @@ pub enum ReplyMode {
 }
 
 impl Action {
-    /// The action's name in metrics, logs and the OpenAPI document.
+    /// The name of the action in metrics, logs and the OpenAPI document.
     pub const fn name(&self) -> &'static str {
         match self {
             Action::Health(_) => "health",
@@ -211,7 +211,7 @@ pub struct AuditQuery {
 pub struct AcceptBody {
     /// The server, by its name in `tools`.
     pub server: String,
-    /// One of its tools; all that have changed if omitted.
+    /// A tool of the server; every changed tool if omitted.
     #[serde(default)]
     pub tool: Option<String>,
 }

@@ -23,7 +23,7 @@ const MAX_RECORDS: u32 = 10_000;
 /// Records read at a time for a tail.
 const TAIL_PAGE: usize = 256;
 
-/// Chunks in flight to a client that reads slowly.
+/// Maximum number of chunks that are buffered for a client that reads slowly.
 const CHUNKS_AHEAD: usize = 16;
 
 /// The size of one chunk of an export.
@@ -78,7 +78,7 @@ pub(crate) async fn export(
     ControlReply::Lines(lines)
 }
 
-/// Writes to a client that receives chunks.
+/// A writer that sends what is written as chunks to a client.
 struct ChunkWriter(ChunkSender);
 
 impl Write for ChunkWriter {
@@ -120,7 +120,7 @@ pub(crate) fn tail(
                     return;
                 }
             };
-            let full = page.len() == TAIL_PAGE;
+            let is_full_page = page.len() == TAIL_PAGE;
             for record in page {
                 filter.after_seq = Some(record.seq);
                 let line = format!("{}\n", record.line());
@@ -130,7 +130,7 @@ pub(crate) fn tail(
                     () = stop.cancelled() => return,
                 }
             }
-            if full {
+            if is_full_page {
                 continue;
             }
             tokio::select! {

@@ -27,7 +27,8 @@ pub struct CreateBody {
     #[serde(default)]
     pub dirty: bool,
     /// Repositories that the sandbox may use, each as owner/name or as an object with `name`
-    /// and `max_receive_pack_bytes`; the one that `origin` points to if omitted.
+    /// and `max_receive_pack_bytes`; the repository of `origin` if
+    /// omitted.
     #[serde(default)]
     #[schemars(schema_with = "repos_schema")]
     pub repos: Option<Vec<Value>>,
@@ -153,7 +154,7 @@ pub struct PortBody {
 }
 
 impl Purpose {
-    /// The purpose as audit records name it.
+    /// The name of the purpose in audit records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Purpose::Exec => "exec",
@@ -171,7 +172,7 @@ pub struct TryBody {
     /// The URL of the request.
     pub url: String,
     /// The method; GET if omitted.
-    #[serde(default = "get", skip_serializing_if = "is_get")]
+    #[serde(default = "default_method", skip_serializing_if = "is_default_method")]
     pub method: String,
     /// The sandbox that would send the request; if omitted, rules for single sandboxes do not
     /// apply.
@@ -183,10 +184,10 @@ pub struct TryBody {
     pub program: Option<String>,
 }
 
-fn get() -> String {
+fn default_method() -> String {
     "GET".to_owned()
 }
 
-fn is_get(method: &String) -> bool {
+fn is_default_method(method: &String) -> bool {
     method == "GET"
 }

@@ -47,7 +47,7 @@ pub enum ControlClientError {
 #[derive(Clone, Debug)]
 pub struct ControlClient {
     socket: PathBuf,
-    limit: Option<Duration>,
+    timeout: Option<Duration>,
 }
 
 /// A response whose body has not been read yet.
@@ -55,7 +55,7 @@ pub struct ControlClient {
 pub struct ControlResponse {
     status: StatusCode,
     version: Option<String>,
-    in_lines: bool,
+    is_json_lines: bool,
     body: Incoming,
 }
 
@@ -64,15 +64,15 @@ impl ControlClient {
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
-            limit: None,
+            timeout: None,
         }
     }
 
     /// The same client with a timeout for the head of each response. A gate that is suspended
     /// or stuck accepts connections and never answers.
     #[must_use]
-    pub fn within(mut self, limit: Duration) -> Self {
-        self.limit = Some(limit);
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
         self
     }
 
@@ -104,7 +104,7 @@ impl ControlClient {
     ) -> Result<Value, ControlClientError> {
         let sent = self.send_without_timeout(Method::POST, path, Some(body), LINES);
         let answer = sent.await?;
-        if answer.in_lines {
+        if answer.is_json_lines {
             answer.last_line(on_progress).await
         } else {
             answer.json().await
@@ -124,9 +124,9 @@ impl ControlClient {
         body: Option<&Value>,
     ) -> Result<ControlResponse, ControlClientError> {
         let sent = self.send_without_timeout(method, path, body, "*/*");
-        match self.limit {
+        match self.timeout {
             None => sent.await,
-            Some(limit) => tokio::time::timeout(limit, sent)
+            Some(timeout) => tokio::time::timeout(timeout, sent)
                 .await
                 .unwrap_or_else(|_| Err(self.unreachable(io::ErrorKind::TimedOut.into()))),
         }
@@ -179,7 +179,7 @@ impl ControlClient {
         Ok(ControlResponse {
             status: response.status(),
             version,
-            in_lines: kind.is_some_and(|kind| kind.as_bytes() == LINES.as_bytes()),
+            is_json_lines: kind.is_some_and(|kind| kind.as_bytes() == LINES.as_bytes()),
             body: response.into_body(),
         })
     }

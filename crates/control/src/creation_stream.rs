@@ -36,19 +36,19 @@ pub(crate) fn create(
         let _permit = permit;
         let progress = Arc::new(CreateProgress::default());
         let settings = gate.policy.settings();
-        let made = gate
+        let creation = gate
             .sandboxes
             .create(&gate.store, &settings, body, Arc::clone(&progress));
-        tokio::pin!(made);
+        tokio::pin!(creation);
         let mut ticks = interval(PROGRESS_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut last = None;
-        let made = loop {
+        let creation = loop {
             tokio::select! {
-                made = &mut made => break made,
+                creation = &mut creation => break creation,
                 _ = ticks.tick() => {}
             }
-            let now = progress.now();
+            let now = progress.current();
             if now != last {
                 // A client that does not read misses some lines.
                 let sent = lines.try_send(line(&json!({ "progress": now })));
@@ -57,16 +57,16 @@ pub(crate) fn create(
                 }
             }
         };
-        if progress.now() != last {
-            let now = progress.now();
+        if progress.current() != last {
+            let now = progress.current();
             let _ = lines.send(line(&json!({ "progress": now }))).await;
         }
-        let _ = lines.send(line(&result_line(made))).await;
+        let _ = lines.send(line(&result_line(creation))).await;
     });
     ControlReply::Lines(stream)
 }
 
-fn result_line(made: Result<ControlReply, ControlError>) -> Value {
+fn result_line(creation: Result<ControlReply, ControlError>) -> Value {
     let failed = |error: &ControlError| {
         let (status, mut body) = error.respond();
         if status.is_server_error() {
@@ -77,7 +77,7 @@ fn result_line(made: Result<ControlReply, ControlError>) -> Value {
         }
         json!({ "failed": body })
     };
-    match made {
+    match creation {
         Ok(ControlReply::Json(_, sandbox)) => json!({ "done": sandbox }),
         Ok(ControlReply::Text(..) | ControlReply::Lines(_)) => failed(&ControlError::Failed(
             "the creation returned no sandbox".to_owned(),

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use config::{Secret, Settings};
+use config::Secret;
 use credentials::service::CredentialService;
 use credentials::source;
-use credentials::table::{CredentialTable, TableRow};
+use credentials::table::TableRow;
 use credentials::values::ValueError;
 use http::StatusCode;
 use policy::audit::AuditEvent;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use store::registry::RegistryLookup;
 
 use crate::body::GrantBody;
-use crate::dispatch::not_found;
+use crate::credential_grants::{check_names, unknown_row};
 use crate::gate::Gate;
 use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
@@ -72,7 +72,7 @@ pub(crate) async fn test(gate: &Gate, name: &str) -> Result<ControlReply, Contro
     let row = snapshot
         .credentials
         .row(name)
-        .ok_or_else(|| no_row(&snapshot.credentials, name))?;
+        .ok_or_else(|| unknown_row(&snapshot.credentials, name))?;
     let lifetime = snapshot.settings.credentials.command_lifetime;
     let read = gate
         .traffic
@@ -124,7 +124,9 @@ pub(crate) async fn change(
     check_names(&snapshot.credentials, &body.grant)?;
     let row = match gate.store.registry().by_id(&id) {
         RegistryLookup::Found(row) if row.is_live(wall_now()) => row,
-        RegistryLookup::Found(_) | RegistryLookup::Unknown => return Err(not_found()),
+        RegistryLookup::Found(_) | RegistryLookup::Unknown => {
+            return Err(ControlError::container_not_found());
+        }
         RegistryLookup::Unavailable => {
             return Err(ControlError::Unavailable("Registry unavailable".to_owned()));
         }
@@ -163,38 +165,4 @@ pub(crate) fn variables(
     let snapshot = gate.policy.load();
     let service = gate.traffic.credentials();
     service.variables(id, &snapshot.credentials, granted)
-}
-
-/// The rows that a new sandbox gets: the named ones, or those of `credentials.default` that have a
-/// value.
-pub(crate) fn initial_grants(
-    settings: &Settings,
-    service: &CredentialService,
-    named: Option<Vec<String>>,
-) -> Result<Vec<String>, ControlError> {
-    let table = CredentialTable::new(&settings.credentials);
-    if let Some(named) = named {
-        check_names(&table, &named)?;
-        return Ok(named);
-    }
-    let has_value = |name: &&String| {
-        let row = table.row(name);
-        row.is_some_and(|row| service.values().is_configured(row))
-    };
-    let defaults = settings.credentials.default.iter();
-    Ok(defaults.filter(has_value).cloned().collect())
-}
-
-fn check_names(table: &CredentialTable, names: &[String]) -> Result<(), ControlError> {
-    let unknown = names.iter().find(|name| table.row(name).is_none());
-    unknown.map_or(Ok(()), |name| Err(no_row(table, name)))
-}
-
-fn no_row(table: &CredentialTable, name: &str) -> ControlError {
-    let known: Vec<&str> = table.rows().iter().map(|row| row.name.as_str()).collect();
-    ControlError::Bad(format!(
-        "There is no credential '{}'; credentials are {}",
-        name.escape_default(),
-        known.join(", ")
-    ))
 }

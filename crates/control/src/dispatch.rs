@@ -20,8 +20,8 @@ use crate::health::{HealthReport, HealthStatus};
 use crate::registration_request::RegisterRequest;
 use crate::reply::{ControlError, ControlReply};
 use crate::{
-    audit_actions, creation_stream, credential_actions, openapi, remote_backend, tools,
-    traffic_actions, wall_now,
+    audit_actions, creation_stream, credential_actions, credential_grants, openapi, remote_backend,
+    tools, traffic_actions, wall_now,
 };
 
 impl Gate {
@@ -39,7 +39,7 @@ impl Gate {
             Action::GetRegistration(id) => self.get_registration(&id),
             Action::Register(request) => self.register(*request).await,
             Action::Unregister(id) => self.unregister(&id).await,
-            Action::ListSandboxes(named) => self.list_sandboxes(named).await,
+            Action::ListSandboxes(name) => self.list_sandboxes(name).await,
             Action::ShowSandbox(id) => self.sandboxes.show(id).await,
             Action::CreateSandbox(body, reply_mode) => self.create(*body, reply_mode).await,
             Action::DeleteSandbox(id, force) => {
@@ -138,7 +138,7 @@ impl Gate {
                 .clone()
                 .unwrap_or_else(|| "not available".to_owned())
         };
-        let check = |well: bool| if well { Ok(()) } else { Err(error()) };
+        let check = |is_ok: bool| if is_ok { Ok(()) } else { Err(error()) };
         let registry = registry.unwrap_or_else(|| check(store.registry_accessible));
         results.extend([
             ("registry_accessible", registry),
@@ -183,7 +183,9 @@ impl Gate {
             RegistryLookup::Found(row) if row.is_live(wall_now()) => {
                 Ok(ControlReply::ok(describe(&row)))
             }
-            RegistryLookup::Found(_) | RegistryLookup::Unknown => Err(not_found()),
+            RegistryLookup::Found(_) | RegistryLookup::Unknown => {
+                Err(ControlError::container_not_found())
+            }
             RegistryLookup::Unavailable => {
                 Err(ControlError::Unavailable("Registry unavailable".to_owned()))
             }
@@ -199,7 +201,7 @@ impl Gate {
         } = request;
         let settings = self.policy.settings();
         let service = self.traffic.credentials();
-        row.credentials = credential_actions::initial_grants(&settings, service, credentials)?;
+        row.credentials = credential_grants::initial_grants(&settings, service, credentials)?;
         let placeholders = credential_actions::variables(self, &row.id, &row.credentials);
         let event = AuditEvent::lifecycle("registered", Some(row.id.clone()));
         let (id, shown) = (row.id.clone(), describe(&row));
@@ -210,9 +212,9 @@ impl Gate {
         } else {
             self.store.register(row, event, wall_now()).await?
         };
-        tracing::info!(sandbox = %id, "registered");
+        tracing::info!(sandbox = %id, "container registered");
         for warning in &warnings {
-            tracing::warn!(sandbox = %id, warning, "registered with a warning");
+            tracing::warn!(sandbox = %id, warning, "container registered with a warning");
         }
         let mut answer = json!({ "status": "registered", "container_id": id, "container": shown });
         let mut add = |key: &str, value: Value| {
@@ -220,7 +222,7 @@ impl Gate {
                 answer.insert(key.to_owned(), value);
             }
         };
-        if let Some(old) = done.expelled {
+        if let Some(old) = done.removed_holder {
             // The connections of the replaced container end as well: the address belongs to
             // another container now.
             self.traffic.remove_sandbox(&old);
@@ -240,22 +242,23 @@ impl Gate {
         let event = AuditEvent::lifecycle("unregistered", Some(id.clone()));
         let ended = self.store.unregister(id, event, wall_now()).await;
         ended.map_err(|error| match error {
-            StoreError::NotFound { .. } => not_found(),
+            StoreError::NotFound { .. } => ControlError::container_not_found(),
             other => other.into(),
         })?;
         // Requests in flight of the sandbox end as well.
         self.traffic.remove_sandbox(id);
-        tracing::info!(sandbox = %id, "unregistered");
+        tracing::info!(sandbox = %id, "container unregistered");
         Ok(ControlReply::ok(
             json!({ "status": "unregistered", "container_id": id }),
         ))
     }
 
-    async fn list_sandboxes(&self, named: Option<String>) -> Result<ControlReply, ControlError> {
+    async fn list_sandboxes(&self, name: Option<String>) -> Result<ControlReply, ControlError> {
         let settings = self.policy.settings();
-        // Concurrently: a container that does not answer takes its whole timeout.
-        let containers = remote_backend::list(&settings, named.as_deref());
-        let (mut all, containers) = tokio::join!(self.sandboxes.list(named.clone()), containers);
+        // Both lists are read concurrently: a container that does not answer takes its whole
+        // timeout.
+        let containers = remote_backend::list(&settings, name.as_deref());
+        let (mut all, containers) = tokio::join!(self.sandboxes.list(name.clone()), containers);
         if let Ok(ControlReply::Json(_, Value::Array(rows))) = &mut all {
             rows.extend(containers);
         }
@@ -267,7 +270,7 @@ impl Gate {
         body: CreateBody,
         reply_mode: ReplyMode,
     ) -> Result<ControlReply, ControlError> {
-        // Without a free stream permit the reply is a single one.
+        // If no permit for a stream is free, the reply is not streamed.
         if reply_mode == ReplyMode::Stream
             && let Ok(permit) = self.streams.take()
         {
@@ -289,26 +292,21 @@ impl Gate {
     }
 
     async fn reload_config(&self) -> Result<ControlReply, ControlError> {
-        let gone = || {
+        let unavailable = || {
             ControlError::Unavailable(
                 "cannot reload: the reload task of the gate is not running; see: palisade gate logs"
                     .to_owned(),
             )
         };
         let (answer, answered) = oneshot::channel();
-        self.reload.send(answer).await.map_err(|_| gone())?;
-        match answered.await.map_err(|_| gone())? {
+        self.reload.send(answer).await.map_err(|_| unavailable())?;
+        match answered.await.map_err(|_| unavailable())? {
             Ok(changed) => Ok(ControlReply::ok(
                 json!({ "status": "reloaded", "changed": changed }),
             )),
             Err(problems) => Err(ControlError::Config(problems)),
         }
     }
-}
-
-/// The error for an id without a registration.
-pub(crate) fn not_found() -> ControlError {
-    ControlError::NotFound("Container not found".to_owned())
 }
 
 /// Every setting as JSON: pointer, value (never a secret's), origin.

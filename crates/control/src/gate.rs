@@ -37,10 +37,12 @@ impl Default for Streams {
 impl Streams {
     /// Acquires a permit; fails while all are in use.
     pub(crate) fn take(&self) -> Result<OwnedSemaphorePermit, ControlError> {
-        let full = || format!("{MAX_STREAMS} clients already tail or export; try again later");
+        let message = || {
+            format!("{MAX_STREAMS} clients already follow or export the audit log; try again later")
+        };
         Arc::clone(&self.0)
             .try_acquire_owned()
-            .map_err(|_| ControlError::Unavailable(full()))
+            .map_err(|_| ControlError::Unavailable(message()))
     }
 }
 

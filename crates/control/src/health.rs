@@ -27,24 +27,24 @@ struct HealthState {
 }
 
 impl HealthRegistry {
-    /// Reports the outcome of a check; the error says what is wrong.
-    pub fn check(&self, name: &str, outcome: Result<(), String>) {
+    /// Reports the outcome of a check; the error describes the failure.
+    pub fn set_check(&self, name: &str, outcome: Result<(), String>) {
         self.state().checks.insert(name.to_owned(), outcome.err());
     }
 
     /// Removes a check that no longer applies.
-    pub fn retract(&self, name: &str) {
+    pub fn remove_check(&self, name: &str) {
         self.state().checks.remove(name);
     }
 
     /// Reports the state of a supervised task.
-    pub fn task(&self, name: &str, state: TaskHealth) {
+    pub fn set_task(&self, name: &str, state: TaskHealth) {
         self.state().tasks.insert(name.to_owned(), state);
     }
 
     /// Reports every bound address of a part (port 0 resolved); replaces earlier reports of the
     /// part. A part without addresses is not listed.
-    pub fn listening(&self, name: &str, addresses: impl IntoIterator<Item = impl Display>) {
+    pub fn set_listeners(&self, name: &str, addresses: impl IntoIterator<Item = impl Display>) {
         let mut addresses: Vec<String> = addresses
             .into_iter()
             .map(|address| address.to_string())
@@ -59,13 +59,13 @@ impl HealthRegistry {
     }
 
     /// Reports the configuration file in force.
-    pub fn config(&self, file: Option<&Path>) {
+    pub fn set_config(&self, file: Option<&Path>) {
         self.state().config = file.map(Path::to_owned);
     }
 
     /// Reports a note for the operator that is not a fault (such as `policies.fail_open`).
     /// `None` removes the note.
-    pub fn note(&self, name: &str, note: Option<String>) {
+    pub fn set_note(&self, name: &str, note: Option<String>) {
         let mut state = self.state();
         match note {
             Some(note) => state.notes.insert(name.to_owned(), note),
@@ -73,25 +73,25 @@ impl HealthRegistry {
         };
     }
 
-    /// The report: everything reported so far, plus the results of checks that ran just now.
+    /// The report: everything reported so far, plus `new_results` of checks that ran just now.
     pub fn report(
         &self,
-        fresh: impl IntoIterator<Item = (&'static str, Result<(), String>)>,
+        new_results: impl IntoIterator<Item = (&'static str, Result<(), String>)>,
     ) -> HealthReport {
         let state = self.state();
         let mut outcomes = state.checks.clone();
         outcomes.extend(
-            fresh
+            new_results
                 .into_iter()
                 .map(|(name, outcome)| (name.to_owned(), outcome.err())),
         );
-        let well = outcomes.values().all(Option::is_none)
+        let is_healthy = outcomes.values().all(Option::is_none)
             && state
                 .tasks
                 .values()
                 .all(|task| task.state != TaskState::Waiting);
         HealthReport {
-            status: if well {
+            status: if is_healthy {
                 HealthStatus::Healthy
             } else {
                 HealthStatus::Degraded
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn failing_check_degrades_the_report_and_lists_its_error() {
         let health_registry = HealthRegistry::default();
-        health_registry.check("config_current", Ok(()));
+        health_registry.set_check("config_current", Ok(()));
         assert_eq!(health_registry.report([]).status, HealthStatus::Healthy);
 
         let report =
@@ -200,11 +200,11 @@ mod tests {
     }
 
     #[test]
-    fn retracted_check_is_not_listed() {
+    fn removed_check_is_not_listed() {
         let health_registry = HealthRegistry::default();
-        health_registry.check("git_mirrors", Err("there is no git".to_owned()));
+        health_registry.set_check("git_mirrors", Err("there is no git".to_owned()));
         assert_eq!(health_registry.report([]).status, HealthStatus::Degraded);
-        health_registry.retract("git_mirrors");
+        health_registry.remove_check("git_mirrors");
         let report = health_registry.report([]);
         assert_eq!(report.status, HealthStatus::Healthy);
         assert!(report.checks.is_empty() && report.errors.is_empty());
@@ -214,13 +214,13 @@ mod tests {
     #[test]
     fn listeners_list_exactly_the_bound_addresses() {
         let health_registry = HealthRegistry::default();
-        health_registry.listening("proxy", ["127.0.0.3:1", "127.0.0.2:1"]);
-        health_registry.listening("mcp", ["127.0.0.1:8090"]);
+        health_registry.set_listeners("proxy", ["127.0.0.3:1", "127.0.0.2:1"]);
+        health_registry.set_listeners("mcp", ["127.0.0.1:8090"]);
         let listeners = health_registry.report([]).listeners;
         assert_eq!(listeners["proxy"], "127.0.0.2:1, 127.0.0.3:1");
         assert_eq!(listeners["mcp"], "127.0.0.1:8090");
-        health_registry.listening("proxy", ["127.0.0.3:1"]);
-        health_registry.listening("mcp", [""; 0]);
+        health_registry.set_listeners("proxy", ["127.0.0.3:1"]);
+        health_registry.set_listeners("mcp", [""; 0]);
         let listeners = health_registry.report([]).listeners;
         assert_eq!(listeners["proxy"], "127.0.0.3:1");
         assert!(!listeners.contains_key("mcp"));
@@ -234,20 +234,20 @@ mod tests {
             restarts: 1,
             last_error: None,
         };
-        health_registry.task("reload", task(TaskState::Waiting));
+        health_registry.set_task("reload", task(TaskState::Waiting));
         assert_eq!(health_registry.report([]).status, HealthStatus::Degraded);
-        health_registry.task("reload", task(TaskState::Running));
+        health_registry.set_task("reload", task(TaskState::Running));
         assert_eq!(health_registry.report([]).status, HealthStatus::Healthy);
     }
 
     #[test]
     fn note_is_reported_without_degrading() {
         let health_registry = HealthRegistry::default();
-        health_registry.note("fail_open", Some("policies.fail_open is on".to_owned()));
+        health_registry.set_note("fail_open", Some("policies.fail_open is on".to_owned()));
         let report = health_registry.report([]);
         assert_eq!(report.status, HealthStatus::Healthy);
         assert_eq!(report.notes.len(), 1);
-        health_registry.note("fail_open", None);
+        health_registry.set_note("fail_open", None);
         assert!(health_registry.report([]).notes.is_empty());
     }
 }

@@ -26,7 +26,6 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use crate::action::{Action, AuditQuery, FileBody, HealthDepth, ReplyMode};
-use crate::dispatch;
 use crate::gate::Gate;
 use crate::openapi::ROUTES;
 use crate::peer::Peer;
@@ -40,10 +39,10 @@ pub const MAX_BODY: usize = 256 * 1024;
 /// How long a client may take to send the request body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Every response carries the gate's version, so that a newer command line can offer a restart.
+/// Header of every response: the gate's version. A newer command line suggests a restart.
 pub const VERSION_HEADER: HeaderName = HeaderName::from_static("palisade-version");
 
-/// Media type of responses in JSON lines; a client that sends it in `Accept` receives them.
+/// Media type of JSON lines. A client requests a streamed response with it in `Accept`.
 pub const LINES: &str = "application/x-ndjson";
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -66,12 +65,12 @@ pub(crate) async fn answer(
         let action = read_action(&request, wall_now())?;
         name = action.name();
         let span = tracing::info_span!("control", action = name);
-        // In its own task: a client that disconnects must not leave an action half done.
+        // The action runs in its own task: a client that disconnects must not interrupt it.
         let gate = Arc::clone(gate);
         tokio::spawn(async move { gate.dispatch(action).await }.instrument(span))
             .await
             .map_err(|error| ControlError::Failed(error.to_string()))?
-            .map(|reply| shape(&request, reply))
+            .map(|reply| add_envelope(&request, reply))
     }
     .await;
     let response = match outcome {
@@ -277,7 +276,7 @@ fn unknown_parameter(name: &str) -> ControlError {
     ))
 }
 
-/// Parses a request to its action. The only code that interprets paths.
+/// Parses a request to its action. No other code interprets paths.
 pub(crate) fn read_action(request: &ApiRequest, now: UnixMillis) -> Result<Action, ControlError> {
     const GET: &Method = &Method::GET;
     const POST: &Method = &Method::POST;
@@ -368,11 +367,12 @@ pub(crate) fn read_action(request: &ApiRequest, now: UnixMillis) -> Result<Actio
     })
 }
 
-/// An id that cannot be registered is answered as one that is not registered.
+/// Parses the id of a registration. The error for an invalid id is that for an unknown id.
 fn known_id(text: &str) -> Result<SandboxId, ControlError> {
-    SandboxId::parse(text).map_err(|_| dispatch::not_found())
+    SandboxId::parse(text).map_err(|_| ControlError::container_not_found())
 }
 
+/// Parses the id of a sandbox. The error for an invalid id is that for an unknown id.
 fn known_sandbox(text: &str) -> Result<SandboxId, ControlError> {
     SandboxId::parse(text)
         .map_err(|_| ControlError::Sandbox(SandboxError::NotFound(text.to_owned()).into()))
@@ -391,8 +391,8 @@ fn no_such_route(method: &Method, path: &[&str]) -> ControlError {
     }
 }
 
-/// Clients of the `/internal` routes expect an envelope around lists and rows.
-fn shape(request: &ApiRequest, reply: ControlReply) -> ControlReply {
+/// Puts lists and rows of the `/internal` routes into the envelope that their clients expect.
+fn add_envelope(request: &ApiRequest, reply: ControlReply) -> ControlReply {
     if !request.is_internal_route() {
         return reply;
     }
@@ -505,10 +505,12 @@ fn decode(text: &str) -> Result<String, ControlError> {
     String::from_utf8(decoded).map_err(|_| bad())
 }
 
+/// The value of the parameter `name`; an error if its text could not be parsed.
 fn valid<T>(name: &str, value: Option<T>) -> Result<T, ControlError> {
     value.ok_or_else(|| ControlError::Bad(format!("Invalid value for '{name}'")))
 }
 
+/// Parses an enum value from its name in JSON.
 fn parse_word<T: DeserializeOwned>(value: &str) -> Option<T> {
     serde_json::from_value(Value::String(value.to_owned())).ok()
 }

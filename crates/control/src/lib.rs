@@ -1,8 +1,8 @@
 //! Control API of the gate: HTTP on a Unix socket, for the operator only.
 //!
 //! [`action::Action`] is the closed list of operations. [`http_api`] parses a request to an
-//! action, [`dispatch`] runs it, [`client`] is the client. The command line, the MCP server and
-//! the dashboard all use this API, so that one place defines the operations and one the access.
+//! action, [`dispatch`] runs it, [`client`] is the client. The command line and the MCP server use
+//! this API, so that the operations and the access to them are each defined in one place.
 //!
 //! **Never here:** a decision about traffic, SQL, or anything a sandbox can reach.
 
@@ -12,6 +12,7 @@ pub mod body;
 pub mod client;
 mod creation_stream;
 mod credential_actions;
+mod credential_grants;
 pub mod dispatch;
 pub mod gate;
 pub mod health;
@@ -35,8 +36,8 @@ use policy::clock::UnixMillis;
 
 /// The current time. A clock set before 1970 counts as 1970.
 pub fn wall_now() -> UnixMillis {
-    let since = SystemTime::now()
+    let elapsed = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    UnixMillis::new(0).plus(since)
+    UnixMillis::new(0).plus(elapsed)
 }

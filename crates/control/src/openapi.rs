@@ -26,13 +26,13 @@ pub struct ApiRoute {
     /// What the route does.
     pub summary: &'static str,
     /// Content of the request.
-    pub takes: RequestContent,
+    pub request: RequestContent,
     /// Content of the response on success.
-    pub gives: ResponseContent,
+    pub response: ResponseContent,
     /// The success status.
     pub status: u16,
     /// The error statuses that a client should expect, beside 403 for another user.
-    pub fails: &'static [u16],
+    pub error_statuses: &'static [u16],
 }
 
 /// Content of a route's request.
@@ -102,27 +102,27 @@ pub enum ResponseContent {
 impl ApiRoute {
     /// Whether a decoded path matches this route.
     pub(crate) fn matches(&self, path: &[&str]) -> bool {
-        let own: Vec<&str> = self.path.split('/').skip(1).collect();
-        own.len() == path.len()
-            && own
+        let templates: Vec<&str> = self.path.split('/').skip(1).collect();
+        templates.len() == path.len()
+            && templates
                 .iter()
                 .zip(path)
-                .all(|(own, given)| own.starts_with('{') || own == given)
+                .all(|(template, segment)| template.starts_with('{') || template == segment)
     }
 }
 
 macro_rules! routes {
-    ($($method:ident $path:literal $action:literal $takes:ident $gives:ident $status:literal $fails:expr, $summary:literal;)*) => {
+    ($($method:ident $path:literal $action:literal $request:ident $response:ident $status:literal $error_statuses:expr, $summary:literal;)*) => {
         /// Every route.
         pub const ROUTES: &[ApiRoute] = &[$(ApiRoute {
             method: stringify!($method),
             path: $path,
             action: $action,
             summary: $summary,
-            takes: RequestContent::$takes,
-            gives: ResponseContent::$gives,
+            request: RequestContent::$request,
+            response: ResponseContent::$response,
             status: $status,
-            fails: &$fails,
+            error_statuses: &$error_statuses,
         },)*];
     };
 }
@@ -157,7 +157,7 @@ routes! {
     POST "/v1/config/reload" "config.reload" Nothing Object 200 [422, 503], "Reloads the configuration files";
     POST "/v1/registry/backup" "registry.backup" File Object 200 [400, 409, 503], "Copies the database to a new file";
     POST "/v1/registry/restore" "registry.restore" File Object 200 [400, 503], "Replaces the database by a backup";
-    POST "/v1/registry/reset" "registry.reset" Nothing Object 200 [503], "Replaces the database by an empty one; the old file is kept beside it";
+    POST "/v1/registry/reset" "registry.reset" Nothing Object 200 [503], "Replaces the database by an empty database; the old file is kept beside it";
     GET "/v1/ca" "ca.show" Nothing Object 200 [], "The root that sandboxes trust, without its key";
     POST "/v1/ca/rotate" "ca.rotate" Nothing Object 200 [500], "Replaces the root; older roots cross-sign it until they expire";
     GET "/v1/requests/{request}" "requests.explain" Nothing Object 200 [400, 404, 503], "Why a request was refused, or how it ended";
@@ -166,7 +166,7 @@ routes! {
     POST "/v1/credentials/variables" "credentials.variables" Variables Object 200 [400, 413], "Passes on variables of the operator's environment, which win over those of the gate's own";
     POST "/v1/credentials/{name}/test" "credentials.test" Nothing Object 200 [400], "Reads the value of a credential and reports whether that works";
     POST "/v1/registrations/{id}/credentials" "credentials.change" Grant Object 200 [400, 404, 503], "Grants credentials to a sandbox or container, or revokes them; returns the placeholders";
-    GET "/v1/tools" "tools.list" Nothing Objects 200 [], "The servers behind the bridge, with the tools seen of each";
+    GET "/v1/tools" "tools.list" Nothing Objects 200 [], "The servers behind the bridge, with the tools that each has listed";
     POST "/v1/tools/accept" "tools.accept" Accept Object 200 [400, 404], "Trusts changed definitions of tools";
     POST "/v1/shutdown" "shutdown" Nothing Object 202 [], "Stops the gate";
     POST "/internal/containers" "registrations.put" Container Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs; unknown fields are ignored with a warning in the response";
@@ -239,7 +239,7 @@ fn operation(route: &ApiRoute) -> Value {
     if !parameters.is_empty() {
         operation.insert("parameters".into(), Value::Array(parameters));
     }
-    let body = match route.takes {
+    let body = match route.request {
         RequestContent::Nothing
         | RequestContent::AuditQuery
         | RequestContent::Force
@@ -281,17 +281,17 @@ fn parameters(route: &ApiRoute) -> Vec<Value> {
             "name": name, "in": "path", "required": true, "schema": { "type": "string" },
         }));
     }
-    if let RequestContent::Force = route.takes {
+    if let RequestContent::Force = route.request {
         parameters.push(json!({ "name": "force", "in": "query", "schema": { "type": "boolean" } }));
     }
-    if let RequestContent::HealthDepth = route.takes {
+    if let RequestContent::HealthDepth = route.request {
         let schema = json!({ "type": "boolean", "default": true });
         parameters.push(json!({ "name": "checks", "in": "query", "schema": schema }));
     }
-    if let RequestContent::Named = route.takes {
+    if let RequestContent::Named = route.request {
         parameters.push(json!({ "name": "name", "in": "query", "schema": { "type": "string" } }));
     }
-    if let RequestContent::AuditQuery = route.takes {
+    if let RequestContent::AuditQuery = route.request {
         for (name, kind) in [
             ("sandbox", "string"),
             ("kind", "string"),
@@ -311,7 +311,7 @@ fn parameters(route: &ApiRoute) -> Vec<Value> {
 }
 
 fn responses(route: &ApiRoute) -> Value {
-    let (media, schema) = match route.gives {
+    let (media, schema) = match route.response {
         ResponseContent::Object => ("application/json", json!({ "type": "object" })),
         ResponseContent::Objects => (
             "application/json",
@@ -337,9 +337,9 @@ fn responses(route: &ApiRoute) -> Value {
         json!({ "description": "Done", "content": content.clone() }),
     );
     let error = json!({ "application/json": { "schema": reference("Error") } });
-    for status in [403].iter().chain(route.fails) {
+    for status in [403].iter().chain(route.error_statuses) {
         // A degraded gate answers health with 503 and the same report.
-        let content = if matches!(route.gives, ResponseContent::Health) && *status == 503 {
+        let content = if matches!(route.response, ResponseContent::Health) && *status == 503 {
             content.clone()
         } else {
             error.clone()
@@ -375,10 +375,10 @@ fn schema_of<T: JsonSchema>() -> Value {
     schema.to_value()
 }
 
-/// Written by hand, as the parser is: the two formats differ in ways that a derive cannot
-/// express, and their error messages are part of the interface.
+/// The schema of a registration. It is written by hand, as the parser is: the two formats differ
+/// in ways that a derive cannot express, and their error messages are part of the interface.
 fn registration_schema(unknown: UnknownFields) -> Value {
-    let others = unknown == UnknownFields::Ignore;
+    let allows_unknown = unknown == UnknownFields::Ignore;
     let replace = json!({
         "type": "boolean", "default": false,
         "description": "End a live registration that holds the address",
@@ -388,7 +388,7 @@ fn registration_schema(unknown: UnknownFields) -> Value {
         {
             "type": "object",
             "required": ["container_ip", "container_id", "repos"],
-            "additionalProperties": others,
+            "additionalProperties": allows_unknown,
             "properties": {
                 "container_ip": { "type": "string", "description": "The source address" },
                 "container_id": { "type": "string", "maxLength": 128 },
@@ -410,7 +410,7 @@ fn registration_schema(unknown: UnknownFields) -> Value {
         {
             "type": "object",
             "required": ["container_id", "ip_address"],
-            "additionalProperties": others,
+            "additionalProperties": allows_unknown,
             "properties": {
                 "container_id": { "type": "string", "maxLength": 128 },
                 "ip_address": { "type": "string" },

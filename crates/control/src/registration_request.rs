@@ -27,6 +27,7 @@ const MAX_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// Maximum number of repositories in one registration.
 const MAX_REPOS: usize = 1_000;
 
+/// Fields of the first format.
 const FIRST_FORMAT: &[&str] = &[
     "container_ip",
     "container_id",
@@ -37,6 +38,8 @@ const FIRST_FORMAT: &[&str] = &[
     "metadata",
     "replace",
 ];
+
+/// Fields of the later format.
 const LATER_FORMAT: &[&str] = &[
     "container_id",
     "ip_address",
@@ -45,13 +48,15 @@ const LATER_FORMAT: &[&str] = &[
     "metadata",
     "replace",
 ];
+
+/// Fields of a repository that is an object.
 const REPO_FIELDS: &[&str] = &["name", "max_receive_pack_bytes"];
 
-/// Unknown fields that a warning names; the others are only counted.
-const MAX_NAMED: usize = 16;
+/// Maximum number of unknown fields that a warning names; the others are only counted.
+const MAX_NAMED_FIELDS: usize = 16;
 
 /// Maximum length of a field name in a warning, in bytes.
-const MAX_NAME: usize = 64;
+const MAX_FIELD_NAME_BYTES: usize = 64;
 
 /// A request to register a container.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,7 +102,7 @@ pub fn read_registration(
     } else {
         reader.first_format(&fields, now)?
     };
-    let replace = match given(&fields, "replace") {
+    let replace = match non_null_field(&fields, "replace") {
         None => false,
         Some(value) => value
             .as_bool()
@@ -135,15 +140,15 @@ impl Reader {
     ) -> Result<Registration, ControlError> {
         require(fields, &["container_ip", "container_id", "repos"])?;
         self.check_known("", fields, FIRST_FORMAT)?;
-        let expires = match given(fields, "expires_at") {
+        let expires = match non_null_field(fields, "expires_at") {
             Some(value) => read_expiry(value, now)?,
             None => now.plus(DEFAULT_LIFETIME),
         };
         Ok(Registration {
             id: read_id(fields)?,
             ip: Some(read_ip(fields, "container_ip")?),
-            repos: self.repo_list(given(fields, "repos"))?,
-            auth_mode: read_auth_mode(given(fields, "auth_mode"))?,
+            repos: self.repo_list(non_null_field(fields, "repos"))?,
+            auth_mode: read_auth_mode(non_null_field(fields, "auth_mode"))?,
             credentials: Vec::new(),
             created: now,
             expires,
@@ -159,7 +164,7 @@ impl Reader {
     ) -> Result<Registration, ControlError> {
         require(fields, &["container_id", "ip_address"])?;
         self.check_known("", fields, LATER_FORMAT)?;
-        let life = match given(fields, "ttl_seconds") {
+        let life = match non_null_field(fields, "ttl_seconds") {
             None => DEFAULT_LIFETIME,
             Some(value) => match value.as_u64() {
                 Some(seconds) if (1..=MAX_LIFETIME.as_secs()).contains(&seconds) => {
@@ -174,8 +179,8 @@ impl Reader {
             },
         };
         let metadata = read_metadata(fields)?;
-        let mut repos = self.repo_list(given(&metadata, "repos"))?;
-        if let Some(Value::String(repo)) = given(&metadata, "repo")
+        let mut repos = self.repo_list(non_null_field(&metadata, "repos"))?;
+        if let Some(Value::String(repo)) = non_null_field(&metadata, "repo")
             && let Ok(name) = RepoName::parse(repo)
             && !repos.iter().any(|known| known.name == name)
         {
@@ -184,7 +189,7 @@ impl Reader {
                 max_receive_pack_bytes: None,
             });
         }
-        let auth_mode = match given(&metadata, "auth_mode") {
+        let auth_mode = match non_null_field(&metadata, "auth_mode") {
             Some(Value::String(mode)) if mode == AuthMode::Bot.as_str() => AuthMode::Bot,
             _ => AuthMode::User,
         };
@@ -234,7 +239,7 @@ impl Reader {
             Value::Object(fields) => {
                 require(fields, &["name"])?;
                 self.check_known("repos[].", fields, REPO_FIELDS)?;
-                let name = given(fields, "name")
+                let name = non_null_field(fields, "name")
                     .and_then(Value::as_str)
                     .unwrap_or_default();
                 Ok(Repo {
@@ -262,7 +267,7 @@ impl Reader {
         }
         match self.unknown {
             UnknownFields::Refuse => Err(ControlError::Bad(format!(
-                "Unknown fields: {}; this shape takes {}",
+                "Unknown fields: {}; the fields of this format are {}",
                 quote(&unknown),
                 quote(known)
             ))),
@@ -279,11 +284,11 @@ impl Reader {
             return Vec::new();
         }
         let named = self.ignored.iter().map(|name| {
-            let end = name.floor_char_boundary(MAX_NAME);
+            let end = name.floor_char_boundary(MAX_FIELD_NAME_BYTES);
             name.get(..end).unwrap_or_default()
         });
         let named: Vec<&str> = named.collect();
-        let (named, others) = named.split_at(named.len().min(MAX_NAMED));
+        let (named, others) = named.split_at(named.len().min(MAX_NAMED_FIELDS));
         let others = match others.len() {
             0 => String::new(),
             count => format!(" and {count} more"),
@@ -293,7 +298,7 @@ impl Reader {
 }
 
 fn read_push_limit(fields: &Map<String, Value>) -> Result<Option<u64>, ControlError> {
-    let Some(limit) = given(fields, "max_receive_pack_bytes") else {
+    let Some(limit) = non_null_field(fields, "max_receive_pack_bytes") else {
         return Ok(None);
     };
     match limit.as_u64() {
@@ -304,15 +309,15 @@ fn read_push_limit(fields: &Map<String, Value>) -> Result<Option<u64>, ControlEr
     }
 }
 
-/// A field that is present and not null.
-fn given<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+/// The value of a field; none if the field is missing or null.
+fn non_null_field<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     fields.get(name).filter(|value| !value.is_null())
 }
 
 fn require(fields: &Map<String, Value>, required: &[&str]) -> Result<(), ControlError> {
     let missing: Vec<&str> = required
         .iter()
-        .filter(|name| given(fields, name).is_none())
+        .filter(|name| non_null_field(fields, name).is_none())
         .copied()
         .collect();
     if missing.is_empty() {
@@ -334,7 +339,7 @@ fn quote(names: &[&str]) -> String {
 }
 
 fn read_id(fields: &Map<String, Value>) -> Result<SandboxId, ControlError> {
-    given(fields, "container_id")
+    non_null_field(fields, "container_id")
         .and_then(Value::as_str)
         .ok_or_else(|| bad("container_id must be a string"))
         .and_then(|text| {
@@ -345,7 +350,7 @@ fn read_id(fields: &Map<String, Value>) -> Result<SandboxId, ControlError> {
 
 fn read_ip(fields: &Map<String, Value>, name: &str) -> Result<IpAddr, ControlError> {
     let invalid = || ControlError::Bad(format!("{name} must be an IPv4 or IPv6 address"));
-    let text = given(fields, name)
+    let text = non_null_field(fields, name)
         .and_then(Value::as_str)
         .ok_or_else(invalid)?;
     let ip = canonical_ip(text.parse().map_err(|_| invalid())?);
@@ -368,7 +373,7 @@ fn read_auth_mode(value: Option<&Value>) -> Result<AuthMode, ControlError> {
 
 fn read_credentials(fields: &Map<String, Value>) -> Result<Option<Vec<String>>, ControlError> {
     let invalid = || bad("credentials must be a list of names; see palisade credentials list");
-    let Some(value) = given(fields, "credentials") else {
+    let Some(value) = non_null_field(fields, "credentials") else {
         return Ok(None);
     };
     let names = value.as_array().ok_or_else(invalid)?.iter();
@@ -394,7 +399,7 @@ fn read_expiry(value: &Value, now: UnixMillis) -> Result<UnixMillis, ControlErro
 }
 
 fn read_metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, ControlError> {
-    match given(fields, "metadata") {
+    match non_null_field(fields, "metadata") {
         None => Ok(Map::new()),
         Some(Value::Object(metadata)) => Ok(metadata.clone()),
         Some(_) => Err(bad("metadata must be a JSON object")),

@@ -33,11 +33,12 @@ pub struct BlockingWorkbenchClient {
     runtime: Runtime,
 }
 
-/// The backend of a configured container. Opens no connection yet. For threads that may block.
+/// The backend of a configured container, for use on threads that may block. No connection is
+/// opened yet.
 pub fn open(
     container: &RemoteContainer,
 ) -> Result<RemoteBackend<BlockingWorkbenchClient>, RemoteError> {
-    let tools = BlockingWorkbenchClient::over(WorkbenchClient::of(container)?)?;
+    let tools = BlockingWorkbenchClient::new(WorkbenchClient::for_container(container)?)?;
     Ok(RemoteBackend::new(
         SandboxId::parse(&container.name)?,
         tools,
@@ -46,7 +47,7 @@ pub fn open(
 
 impl BlockingWorkbenchClient {
     /// Wraps an asynchronous client.
-    pub fn over(client: WorkbenchClient) -> std::io::Result<Self> {
+    pub fn new(client: WorkbenchClient) -> std::io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build()?;
         Ok(Self { client, runtime })

@@ -27,7 +27,7 @@ pub(crate) enum RemoteOperation {
     Enter(SessionBody),
     /// List its ports.
     Ports,
-    /// An operation that only the container's owner can do; the participle for the error
+    /// An operation that only the container's owner can do, as a participle for the error
     /// message.
     External(&'static str),
 }
@@ -80,7 +80,7 @@ pub(crate) fn operation_on<'s>(
         | Action::AcceptTools(_)
         | Action::Shutdown => return None,
     };
-    Some((settings.sandbox.remote.named(id.as_str())?, operation))
+    Some((settings.sandbox.remote.find(id.as_str())?, operation))
 }
 
 /// Runs an operation on a remote container.
@@ -97,7 +97,8 @@ pub(crate) async fn run(
                 let message = format!("invalid container name in sandbox.remote: {error}");
                 ControlError::Failed(message)
             })?;
-            // The client finds out whether the container runs: it waits for the workbench.
+            // The gate does not check whether the container runs: the client waits for its
+            // workbench.
             let event = AuditEvent {
                 method: Some(body.purpose.as_str().to_owned()),
                 ..AuditEvent::lifecycle("sandbox_entered", Some(id))
@@ -118,11 +119,11 @@ pub(crate) async fn run(
     }
 }
 
-/// The containers as JSON, in the order of the settings: those that match `named`, or all. They
+/// The containers called `name`, or all, as JSON in the order of the settings. The containers
 /// are queried concurrently, since each may take its whole timeout.
-pub(crate) async fn list(settings: &Settings, named: Option<&str>) -> Vec<Value> {
+pub(crate) async fn list(settings: &Settings, name: Option<&str>) -> Vec<Value> {
     let matches = |container: &&RemoteContainer| {
-        named.is_none_or(|name| name == container.name || slug_of(name) == container.name)
+        name.is_none_or(|name| name == container.name || slug_of(name) == container.name)
     };
     let containers = settings.sandbox.remote.all().iter().filter(matches);
     let mut queries = JoinSet::new();
@@ -157,9 +158,9 @@ async fn show(container: &RemoteContainer) -> Value {
     })
 }
 
-/// Why the container cannot be reached, if so.
+/// Why the container cannot be reached; none if it can.
 async fn unreachable_reason(container: &RemoteContainer) -> Option<String> {
-    let health = match WorkbenchClient::of(container) {
+    let health = match WorkbenchClient::for_container(container) {
         Ok(client) => client.health().await,
         Err(error) => Err(error),
     };
@@ -169,7 +170,7 @@ async fn unreachable_reason(container: &RemoteContainer) -> Option<String> {
 /// Refuses the name of a remote container for a new sandbox.
 pub(crate) fn refuse_remote_name(name: &str, settings: &Settings) -> Result<(), ControlError> {
     let slug = slug_of(name);
-    if settings.sandbox.remote.named(&slug).is_some() {
+    if settings.sandbox.remote.find(&slug).is_some() {
         return Err(refusal(SandboxError::ManagedExternally("made")));
     }
     Ok(())

@@ -63,7 +63,7 @@ pub enum ControlError {
     /// The set-up command of a new sandbox failed.
     #[error("{origin}: {failure}{}{}", removal_note(*.is_removed), setup_hint(failure))]
     SetUp {
-        /// The option or key that the command was given by.
+        /// The option or key that names the command.
         origin: &'static str,
         /// The command's failure.
         failure: SetupFailure,
@@ -90,6 +90,11 @@ pub enum ControlError {
 }
 
 impl ControlError {
+    /// The error for an id without a registration.
+    pub(crate) fn container_not_found() -> Self {
+        Self::NotFound("Container not found".to_owned())
+    }
+
     /// The status and body of the HTTP response.
     pub fn respond(&self) -> (StatusCode, Value) {
         let (status, code) = match self {
@@ -140,9 +145,9 @@ fn store_status(error: &StoreError) -> (StatusCode, &'static str) {
         StoreError::IpTaken { .. } => (StatusCode::CONFLICT, "ip_taken"),
         StoreError::Exists { .. } => (StatusCode::CONFLICT, "exists"),
         StoreError::NotFound { .. } => (StatusCode::NOT_FOUND, "not_found"),
-        StoreError::NewerSchema { .. } | StoreError::Unfit { .. } | StoreError::File { .. } => {
-            (StatusCode::BAD_REQUEST, "unfit_file")
-        }
+        StoreError::NewerSchema { .. }
+        | StoreError::InvalidBackup { .. }
+        | StoreError::File { .. } => (StatusCode::BAD_REQUEST, "unfit_file"),
         StoreError::Unavailable { .. } | StoreError::Closed => {
             (StatusCode::SERVICE_UNAVAILABLE, "registry_unavailable")
         }
@@ -224,7 +229,7 @@ fn checkpoint_status(error: &CheckpointError) -> (StatusCode, &'static str) {
 pub fn git_status(error: &GitError) -> (StatusCode, &'static str) {
     match error {
         GitError::NotARepository(_)
-        | GitError::NotYours(_)
+        | GitError::OtherOwner(_)
         | GitError::Unsupported { .. }
         | GitError::NoCommits(_)
         | GitError::Bare(_) => (StatusCode::BAD_REQUEST, "repository"),

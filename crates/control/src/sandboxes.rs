@@ -1,9 +1,9 @@
 //! Sandbox actions of the control API.
 //!
-//! The manager creates and removes sandboxes; this module runs it on blocking threads and adds
+//! The manager creates and removes sandboxes; this module calls it on blocking threads and adds
 //! the registration, the audit records and the listeners. The order matters: a sandbox is
-//! registered and served before its row is marked as kept, and a deletion unregisters it before
-//! it removes it.
+//! registered and served before its row is marked as kept, and a deletion unregisters the
+//! sandbox before it removes the sandbox.
 
 mod checkpoints;
 mod create_plan;
@@ -59,7 +59,7 @@ pub trait ListenerHost: Send + Sync + std::fmt::Debug {
     ) -> std::io::Result<()>;
 
     /// Forwards connections of a listener on the host to a port in the sandbox.
-    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: SandboxPort);
+    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, target: SandboxPort);
 
     /// Stops forwarding from one address of the host.
     fn unpublish(&self, sandbox: &SandboxId, host: SocketAddr);
@@ -106,7 +106,7 @@ pub struct Sandboxes {
     credentials: Arc<CredentialService>,
 }
 
-/// One change at a time to each sandbox.
+/// One lock for each sandbox, so that a sandbox has at most one change at a time.
 #[derive(Debug, Default)]
 struct SandboxLocks(Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>);
 
@@ -176,7 +176,7 @@ impl Sandboxes {
             }
         }
         let rows = self.run_blocking(Manager::rows).await?;
-        for row in rows.iter().filter(|row| row.stage == RowStage::Kept) {
+        for row in rows.iter().filter(|row| row.stage == RowStage::Complete) {
             if let Err(error) = self.serve(&row.id).await {
                 // The list shows the sandbox with its error; the other sandboxes are served.
                 tracing::warn!(sandbox = %row.id, %error, "serving a sandbox failed");
@@ -196,16 +196,16 @@ impl Sandboxes {
 
     /// Serves a sandbox: its traffic and its published ports.
     async fn serve(&self, id: &SandboxId) -> Result<(), ControlError> {
-        let of = id.clone();
+        let sandbox = id.clone();
         let (listeners, row) = self
             .run_blocking(move |manager| {
-                let listeners = manager.backend().listeners(&of)?;
-                Ok((listeners, manager.any_row(&of)?))
+                let listeners = manager.backend().listeners(&sandbox)?;
+                Ok((listeners, manager.any_row(&sandbox)?))
             })
             .await?;
-        // Before the current root signs anything for the sandbox.
+        // The sandbox must trust the current root before that signs anything for the sandbox.
         self.refresh_trust(id).await;
-        let added = FileAdditions::of(&row).map(|additions| additions.egress);
+        let added = FileAdditions::from_row(&row).map(|additions| additions.egress);
         self.traffic
             .attach(id, listeners, added.unwrap_or_default())
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
@@ -221,18 +221,18 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Every sandbox, or those that match a name or id; only the init of those is queried.
-    pub async fn list(&self, named: Option<String>) -> Result<ControlReply, ControlError> {
+    /// Every sandbox, or the sandboxes with a name or id; only the listed sandboxes are queried.
+    pub async fn list(&self, name: Option<String>) -> Result<ControlReply, ControlError> {
         let shown = self.run_blocking(move |manager| {
             let mut rows = manager.rows()?;
-            if let Some(name) = named {
+            if let Some(name) = name {
                 let slug = Slug::from_name(&name).ok();
                 rows.retain(|row| row.id.as_str() == name || Some(&row.name) == slug.as_ref());
             }
             let statuses = manager.statuses(&rows);
-            let both = rows.iter().zip(&statuses);
-            Ok(both
-                .map(|(row, status)| describe_as(manager, row, status))
+            let pairs = rows.iter().zip(&statuses);
+            Ok(pairs
+                .map(|(row, status)| describe_with_status(manager, row, status))
                 .collect())
         });
         Ok(ControlReply::ok(Value::Array(shown.await?)))
@@ -243,11 +243,13 @@ impl Sandboxes {
         let trusted = self.trusted.clone();
         let shown = self.run_blocking(move |manager| {
             let row = manager.row(&id)?;
-            let host = RepositoryInfo::of(row.repository.as_deref(), &trusted);
+            let repository = RepositoryInfo::read_optional(row.repository.as_deref(), &trusted);
             let shown = describe(manager, &row);
             Ok(with_notes(
                 shown,
-                host.file.notes(FileAdditions::of(&row).as_ref()),
+                repository
+                    .file
+                    .notes(FileAdditions::from_row(&row).as_ref()),
             ))
         });
         Ok(ControlReply::ok(shown.await?))
@@ -263,9 +265,9 @@ impl Sandboxes {
 
     /// Resumes all processes of a sandbox.
     pub async fn resume(&self, store: &Store, id: SandboxId) -> Result<ControlReply, ControlError> {
-        let of = id.clone();
+        let sandbox = id.clone();
         let status = self
-            .run_blocking(move |manager| Ok(manager.status(&of)))
+            .run_blocking(move |manager| Ok(manager.status(&sandbox)))
             .await?;
         if !matches!(status, SandboxStatus::Active | SandboxStatus::Paused) {
             // A restarted sandbox has new sockets.
@@ -287,6 +289,7 @@ impl Sandboxes {
         Ok(reply)
     }
 
+    /// Changes a sandbox under its lock, and records `event`.
     async fn change(
         &self,
         store: &Store,
@@ -295,11 +298,11 @@ impl Sandboxes {
         work: impl FnOnce(&Manager, &SandboxId) -> Result<(), ManagerError> + Send + 'static,
     ) -> Result<ControlReply, ControlError> {
         let _lock = self.locks.acquire(&id).await;
-        let of = id.clone();
+        let sandbox = id.clone();
         let shown = self
             .run_blocking(move |manager| {
-                let row = manager.row(&of)?;
-                work(manager, &of)?;
+                let row = manager.row(&sandbox)?;
+                work(manager, &sandbox)?;
                 Ok(describe(manager, &row))
             })
             .await?;
@@ -318,9 +321,9 @@ impl Sandboxes {
         force: Force,
     ) -> Result<ControlReply, ControlError> {
         let _lock = self.locks.acquire(&id).await;
-        let (of, bounds) = (id.clone(), bounds(settings));
+        let (sandbox, bounds) = (id.clone(), bounds(settings));
         let row = self
-            .run_blocking(move |manager| manager.mark_for_removal(&of, force, &bounds))
+            .run_blocking(move |manager| manager.mark_for_removal(&sandbox, force, &bounds))
             .await?;
         let removed = self.finish(store, &row).await?;
         tracing::info!(sandbox = %row.id, "sandbox deleted");
@@ -352,9 +355,9 @@ impl Sandboxes {
         body: SnapshotBody,
     ) -> Result<ControlReply, ControlError> {
         let _lock = self.locks.acquire(&id).await;
-        let (of, bounds) = (id.clone(), bounds(settings));
+        let (sandbox, bounds) = (id.clone(), bounds(settings));
         let report = self
-            .run_blocking(move |manager| manager.snapshot(&of, &body.message, &bounds))
+            .run_blocking(move |manager| manager.snapshot(&sandbox, &body.message, &bounds))
             .await?;
         if report.moved {
             let event = AuditEvent::lifecycle("sandbox_snapshot", Some(id));
@@ -372,11 +375,11 @@ impl Sandboxes {
         id: SandboxId,
         body: SessionBody,
     ) -> Result<ControlReply, ControlError> {
-        let of = id.clone();
+        let sandbox = id.clone();
         let (row, status, stopped) = self
             .run_blocking(move |manager| {
-                let stopped = manager.backend().stopped(&of);
-                Ok((manager.row(&of)?, manager.status(&of), stopped))
+                let stopped = manager.backend().stopped(&sandbox);
+                Ok((manager.row(&sandbox)?, manager.status(&sandbox), stopped))
             })
             .await?;
         let name = || row.name.to_string();
@@ -435,21 +438,22 @@ fn refusal(error: SandboxError) -> ControlError {
 }
 
 /// Adds the notes about the repository's own file to a sandbox's JSON.
-fn with_notes(mut shown: Value, notes: Vec<String>) -> Value {
-    if let Some(fields) = shown.as_object_mut() {
+fn with_notes(mut sandbox: Value, notes: Vec<String>) -> Value {
+    if let Some(fields) = sandbox.as_object_mut() {
         fields.insert("notes".to_owned(), json!(notes));
     }
-    shown
+    sandbox
 }
 
 /// A sandbox as JSON.
 fn describe(manager: &Manager, row: &SandboxRow) -> Value {
     let statuses = manager.statuses(std::slice::from_ref(row));
     let status = statuses.into_iter().next();
-    describe_as(manager, row, &status.unwrap_or(SandboxStatus::Missing))
+    describe_with_status(manager, row, &status.unwrap_or(SandboxStatus::Missing))
 }
 
-fn describe_as(manager: &Manager, row: &SandboxRow, status: &SandboxStatus) -> Value {
+/// A sandbox with a known status as JSON.
+fn describe_with_status(manager: &Manager, row: &SandboxRow, status: &SandboxStatus) -> Value {
     let system = manager
         .backend()
         .config(&row.id)

@@ -10,11 +10,11 @@ use crate::action::AcceptBody;
 use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
 
-/// Every server, with every tool that was seen of it.
+/// Every server, with the tools that it has listed.
 pub(crate) fn list(bridge: &Bridge) -> ControlReply {
-    let seen = bridge.fingerprints().all();
+    let listed = bridge.fingerprints().all();
     let servers = bridge.report().into_iter().map(|server| {
-        let tools = seen.get(&server.name).into_iter().flatten();
+        let tools = listed.get(&server.name).into_iter().flatten();
         let tools: Vec<Value> = tools
             .map(|(name, print)| {
                 json!({

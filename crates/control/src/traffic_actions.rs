@@ -27,18 +27,20 @@ pub(crate) fn show_authority(traffic: &Services) -> ControlReply {
 /// Replaces the root.
 pub(crate) async fn rotate_authority(gate: &Gate) -> Result<ControlReply, ControlError> {
     let _lock = gate.sandboxes.lock_root().await;
-    let made = replace_root(gate, wall_now()).await?;
-    Ok(ControlReply::ok(describe(&made)))
+    let authority = replace_root(gate, wall_now()).await?;
+    Ok(ControlReply::ok(describe(&authority)))
 }
 
 /// Replaces the root if it is close to its expiry, and ensures that every running sandbox
-/// trusts the current one. Returns whether the root was replaced.
+/// trusts the current refusal. Returns whether the root was replaced.
 pub async fn renew_authority(gate: &Gate, now: UnixMillis) -> Result<bool, ControlError> {
     let _lock = gate.sandboxes.lock_root().await;
     let current = gate.traffic.authority().load_full();
     if !current.time_to_renewal(now).is_zero() {
         if current.cross_signed_count(now) > 0 {
-            gate.sandboxes.add_trust_to_all(&trust_in(&current)).await;
+            gate.sandboxes
+                .add_trust_to_all(&trusted_root(&current))
+                .await;
         }
         return Ok(false);
     }
@@ -51,24 +53,26 @@ async fn replace_root(
     now: UnixMillis,
 ) -> Result<Arc<CertificateAuthority>, ControlError> {
     let dir = gate.state_dir.clone();
-    let made = tokio::task::spawn_blocking(move || CertificateAuthority::rotate(&dir, now)).await;
-    let made = made
+    let authority =
+        tokio::task::spawn_blocking(move || CertificateAuthority::rotate(&dir, now)).await;
+    let authority = authority
         .map_err(|error| ControlError::Failed(error.to_string()))?
         .map_err(|error| ControlError::Failed(error.to_string()))?;
-    let trust = trust_in(&made);
-    let made = Arc::new(made);
-    // Before the new root signs anything: a program may cache that a root is unknown. A sandbox
-    // that cannot be updated trusts the new root through the old one, which cross-signs it.
+    let trust = trusted_root(&authority);
+    let authority = Arc::new(authority);
+    // Sandboxes receive the new root before it signs anything: a program may cache that a root is
+    // unknown. A sandbox that cannot be updated trusts the new root through the old root, which
+    // cross-signs it.
     gate.sandboxes.add_trust_to_all(&trust).await;
-    gate.traffic.authority().store(Arc::clone(&made));
-    // Once more, for sandboxes that were created meanwhile.
+    gate.traffic.authority().store(Arc::clone(&authority));
+    // Sandboxes that were created meanwhile receive the new root now.
     gate.sandboxes.add_trust_to_all(&trust).await;
-    tracing::info!(root = made.name(), expires = ?time(made.expires()), "root certificate replaced");
-    Ok(made)
+    tracing::info!(root = authority.name(), expires = ?time(authority.expires()), "root certificate replaced");
+    Ok(authority)
 }
 
 /// The root certificate that programs in a sandbox must trust.
-pub fn trust_in(authority: &CertificateAuthority) -> Trust {
+pub fn trusted_root(authority: &CertificateAuthority) -> Trust {
     Trust {
         root: authority.root_pem().to_owned(),
         hash: authority.subject_hash(),
@@ -139,18 +143,18 @@ pub(crate) async fn explain(
         add("alike", json!(event.count));
         add("seq", json!(record.seq));
     }
-    if let Some((sandbox, one)) = &recent {
+    if let Some((sandbox, refusal)) = &recent {
         add("sandbox", json!(sandbox));
-        add("verdict", json!(one.verdict));
-        add("reason", json!(one.reason));
-        add("says", json!(one.reason.description()));
-        add("rule", json!(one.rule));
-        add("stage", json!(one.stage.as_str()));
-        add("method", json!(one.method));
-        add("host", json!(one.host));
-        add("path", json!(one.path));
-        add("told", json!(one.message));
-        add("evidence", json!(one.evidence));
+        add("verdict", json!(refusal.verdict));
+        add("reason", json!(refusal.reason));
+        add("says", json!(refusal.reason.description()));
+        add("rule", json!(refusal.rule));
+        add("stage", json!(refusal.stage.as_str()));
+        add("method", json!(refusal.method));
+        add("host", json!(refusal.host));
+        add("path", json!(refusal.path));
+        add("told", json!(refusal.message));
+        add("evidence", json!(refusal.evidence));
     }
     Ok(ControlReply::ok(answer))
 }
@@ -174,10 +178,10 @@ pub(crate) async fn try_policy(
             }
         },
     };
-    let unnamed =
+    let placeholder_id =
         || SandboxId::parse("nobody").map_err(|error| ControlError::Bad(error.to_string()));
-    let question = TrialRequest {
-        sandbox: body.sandbox.map_or_else(unnamed, Ok)?,
+    let trial_request = TrialRequest {
+        sandbox: body.sandbox.map_or_else(placeholder_id, Ok)?,
         method: body.method,
         url: body.url,
         program: body.program,
@@ -186,11 +190,11 @@ pub(crate) async fn try_policy(
     let sandboxes = traffic.sandboxes_with_state();
     let sandbox = sandboxes
         .iter()
-        .find(|known| *known.id() == question.sandbox);
+        .find(|known| *known.id() == trial_request.sandbox);
     let snapshot = traffic.snapshot_for(sandbox.map(AsRef::as_ref));
-    let trial = trial::decide_trial(&snapshot, &question).await;
+    let trial = trial::decide_trial(&snapshot, &trial_request).await;
     let mut answer = json!({
-        "method": question.method,
+        "method": trial_request.method,
         "host": trial.host.map(|host| host.to_string()),
         "port": trial.port,
         "path": trial.path,

@@ -58,7 +58,8 @@ pub trait BundleSubject: Send + Sync {
         false
     }
 
-    /// Applies a policy's change and returns the new content; none if the content stays the same.
+    /// Applies a policy's change to a copy of the content and returns the copy; none if the content
+    /// stays the same.
     async fn propose(
         &self,
         rule: RuleName,
@@ -66,7 +67,7 @@ pub trait BundleSubject: Send + Sync {
         details: DecisionDetails,
     ) -> Result<Option<String>, Denial>;
 
-    /// Replaces the content by proposed content, for the next bundles.
+    /// Replaces the content by content that `propose` returned, for the next bundles.
     async fn accept(&mut self, content: String) -> Result<(), Denial>;
 
     /// The content, if it was changed.
@@ -173,12 +174,12 @@ pub struct BundleRun {
 pub struct BundleEvaluation {
     /// The bundle.
     pub bundle: String,
-    /// The action, as metrics name it.
+    /// The name of the action in metrics.
     pub action: &'static str,
-    /// The kind of failure, as metrics name it.
+    /// The name of the kind of failure in metrics.
     pub failure: Option<&'static str>,
     /// The duration of the evaluation.
-    pub took: Duration,
+    pub duration: Duration,
 }
 
 /// A decision that was logged and not enforced: of a bundle in mode `log`, or a failed evaluation
@@ -199,12 +200,13 @@ impl Bundles {
     /// Reads the bundles of `settings` for `entrypoint`. Blocks. A missing bundle is skipped with a
     /// warning, unless it is required; an invalid bundle is an error.
     pub fn load(settings: &Settings, entrypoint: &str) -> Result<Self, BundleReadError> {
-        let LoadedBundles { judges, missing } = bundle::judges(&settings.policies, entrypoint)?;
+        let LoadedBundles { bundles, missing } =
+            bundle::load_for_entrypoint(&settings.policies, entrypoint)?;
         for problem in &missing {
             tracing::warn!(%problem, "policy bundle is missing and was skipped");
         }
         Ok(Self {
-            bundles: judges,
+            bundles,
             missing: missing.iter().map(ToString::to_string).collect(),
             ..Self::default()
         })
@@ -254,7 +256,7 @@ impl Bundles {
                 BundleOutcome::Ask(details) => Step::Ask(details),
                 BundleOutcome::Deny(denial) => Step::Deny(denial),
             };
-            if !bundle.decides(step.refusal()) {
+            if !bundle.is_outcome_enforced(step.refusal()) {
                 run.logged.extend(step.into_logged(bundle));
                 continue;
             }
@@ -305,7 +307,7 @@ impl Bundles {
                 BundleOutcome::Change { details, .. } => refuse_change(rule, details),
                 BundleOutcome::Deny(denial) => denial,
             };
-            if bundle.decides(Some(&denial)) {
+            if bundle.is_outcome_enforced(Some(&denial)) {
                 return Err(denial);
             }
         }
@@ -395,6 +397,6 @@ fn evaluation_record(
         bundle: bundle.id().to_owned(),
         action,
         failure,
-        took: start.elapsed(),
+        duration: start.elapsed(),
     }
 }

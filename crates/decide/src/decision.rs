@@ -33,16 +33,16 @@ use crate::question::{QuestionOutcome, RaisedQuestions};
 use crate::snapshot::PolicySnapshot;
 use crate::subject::{
     BodyFacts, ConnectFacts, HeadFacts, McpFacts, MirrorFacts, Mode, ObjectFacts, PassthroughFacts,
-    PushFacts, Recorded, RepositoryAccess, RepositoryRequest, RequestFacts, Subject,
+    PushFacts, RecheckData, RepositoryAccess, RepositoryRequest, RequestFacts, Subject,
 };
 
-/// The name of the setting that asks about unknown hosts.
+/// The setting that makes the gate ask the operator about unknown hosts.
 const UNKNOWN_HOST_SETTING: &str = "egress.unknown";
 
 /// The context of a decision.
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
-    /// The rules.
+    /// The rules in force.
     pub snapshot: &'a PolicySnapshot,
     /// The operator's answers to questions of this request.
     pub answers: &'a ApprovalAnswers,
@@ -56,7 +56,7 @@ impl Cx<'_> {
     /// The answer to `question`, from this request's answers or from the sandbox's approvals.
     pub(crate) fn answer(&self, question: &Question) -> Option<ApprovalAnswer> {
         let own = self.answers.find(question);
-        let own = own.filter(|answer| answer.holds_at(self.now)).cloned();
+        let own = own.filter(|answer| answer.is_valid_at(self.now)).cloned();
         own.or_else(|| {
             let until = self.grants?.find(&question.digest, self.now)?;
             Some(ApprovalAnswer::Allow { until: Some(until) })
@@ -66,7 +66,7 @@ impl Cx<'_> {
 
 /// The result of a decision.
 #[derive(Debug)]
-pub struct Decided {
+pub struct DecisionOutcome {
     /// The verdict.
     pub verdict: Verdict,
     /// The check that decided.
@@ -76,19 +76,19 @@ pub struct Decided {
     /// The repository and operation of a request on a git host.
     pub repository: Option<Box<RepositoryRequest>>,
     /// The data for a recheck.
-    pub recorded: Recorded,
-    /// The results of the policy bundles.
+    pub recorded: RecheckData,
+    /// The results of the policy bundles, if any were evaluated.
     pub bundles: Option<Box<BundleRun>>,
 }
 
-impl Decided {
+impl DecisionOutcome {
     fn new(verdict: Verdict, check: Check) -> Self {
         Self {
             verdict,
             check,
             permit: None,
             repository: None,
-            recorded: Recorded::default(),
+            recorded: RecheckData::default(),
             bundles: None,
         }
     }
@@ -101,62 +101,67 @@ impl Decided {
         Self::new(denial.into(), check)
     }
 
-    /// Converts the verdict: the rule that allows, or the refusal. A question is refused because no
-    /// operator can be asked.
+    /// Converts the verdict to the rule that allows, or to a refusal. A question becomes a refusal,
+    /// because the caller cannot wait for an operator's answer.
     pub fn refusal(self) -> Result<RuleName, Denial> {
         match self.verdict {
             Verdict::Allow { rule } => Ok(rule),
             Verdict::Modify(change) => Ok(change.rule),
-            Verdict::Ask(question) => Err(question.unattended()),
+            Verdict::Ask(question) => Err(question.unattended_denial()),
             Verdict::Deny(denial) => Err(*denial),
         }
     }
 }
 
-/// A decision that is made, or a future that waits for a policy bundle.
+/// A decision: either made already, or a future that evaluates policy bundles.
 #[expect(
     clippy::large_enum_variant,
     reason = "most decisions are made at once, and a box would be an allocation for each request"
 )]
-pub enum Deciding<'a> {
+pub enum DecisionFuture<'a> {
     /// The decision is made.
-    Now(Decided),
-    /// The decision is made by this future.
-    Later(Pin<Box<dyn Future<Output = Decided> + Send + 'a>>),
+    Ready(DecisionOutcome),
+    /// The future that makes the decision.
+    Pending(Pin<Box<dyn Future<Output = DecisionOutcome> + Send + 'a>>),
 }
 
-impl Deciding<'_> {
+impl DecisionFuture<'_> {
     /// Waits for the decision.
-    pub async fn wait(self) -> Decided {
+    pub async fn wait(self) -> DecisionOutcome {
         match self {
-            Deciding::Now(decided) => decided,
-            Deciding::Later(deciding) => deciding.await,
+            DecisionFuture::Ready(decided) => decided,
+            DecisionFuture::Pending(deciding) => deciding.await,
         }
     }
 
-    /// The decision about a subject that skips policy bundles in the table of checks, and so never
-    /// waits. If the decision would wait nevertheless, the subject is refused.
-    pub fn now(self) -> Decided {
+    /// The decision about a subject that skips policy bundles in the table of checks, so that the
+    /// decision is made at once. A decision that is not made yet becomes a refusal.
+    pub fn into_outcome(self) -> DecisionOutcome {
         match self {
-            Deciding::Now(decided) => decided,
-            Deciding::Later(_) => {
+            DecisionFuture::Ready(decided) => decided,
+            DecisionFuture::Pending(_) => {
                 let denial = Denial::new(Reason::Internal, "decide");
-                Decided::denied(denial.with_evidence("the decision waits"), Check::Bundles)
+                DecisionOutcome::denied(
+                    denial.with_evidence(
+                        "the policy evaluation takes too long for an immediate decision",
+                    ),
+                    Check::Bundles,
+                )
             }
         }
     }
 }
 
 /// Decides about `subject`.
-pub fn decide<'a>(subject: Subject<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> {
+pub fn decide<'a>(subject: Subject<'a>, mode: Mode, cx: Cx<'a>) -> DecisionFuture<'a> {
     match subject {
         Subject::Request(facts) => decide_request(facts, mode, cx),
-        Subject::RequestBody(facts) => Deciding::Now(decide_request_body(&facts, cx)),
-        Subject::Connect(facts) => Deciding::Now(decide_connect(&facts, cx)),
+        Subject::RequestBody(facts) => DecisionFuture::Ready(decide_request_body(&facts, cx)),
+        Subject::Connect(facts) => DecisionFuture::Ready(decide_connect(&facts, cx)),
         Subject::Passthrough(facts) => decide_passthrough(facts, mode, cx),
-        Subject::Mirror(facts) => Deciding::Now(decide_mirror(&facts, cx)),
+        Subject::Mirror(facts) => DecisionFuture::Ready(decide_mirror(&facts, cx)),
         Subject::Push(facts) => decide_push(facts, cx),
-        Subject::Name(sandbox, host) => Deciding::Now(decide_name(sandbox, host, cx)),
+        Subject::Name(sandbox, host) => DecisionFuture::Ready(decide_name(sandbox, host, cx)),
         Subject::McpCall(facts) | Subject::McpResult(facts) => {
             decide_mcp(facts, &cx.snapshot.calls, cx)
         }
@@ -186,7 +191,7 @@ impl Candidate {
     }
 }
 
-fn decide_request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> {
+fn decide_request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> DecisionFuture<'a> {
     let RequestFacts {
         target,
         tls,
@@ -195,7 +200,7 @@ fn decide_request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decidi
     } = facts;
     let snapshot = cx.snapshot;
     let mut raised = RaisedQuestions::new(Grant::Request, snapshot.number);
-    // The allowlist takes ownership of the target, which a question needs as well.
+    // The allowlist takes ownership of the target, so a question needs a copy.
     let target_copy = snapshot.asks_about_hosts().then(|| target.clone());
     let candidate = match snapshot.settings.allowlist().judge(target) {
         Ok(permit) => Candidate::Permitted(permit),
@@ -210,18 +215,22 @@ fn decide_request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decidi
                 );
                 Candidate::NeedsApproval(Box::new(target))
             }
-            None => return Deciding::Now(Decided::denied(denial, Check::Allowlist)),
+            None => {
+                return DecisionFuture::Ready(DecisionOutcome::denied(denial, Check::Allowlist));
+            }
         },
     };
-    let mut recorded = Recorded::default();
+    let mut recorded = RecheckData::default();
     match check_github_head(snapshot, candidate.target(), &head, registration, mode) {
         Ok(rule) => recorded.github = rule,
-        Err(denial) => return Deciding::Now(Decided::denied(denial, Check::Github)),
+        Err(denial) => {
+            return DecisionFuture::Ready(DecisionOutcome::denied(denial, Check::Github));
+        }
     }
     if let HeadFacts::Headers { received, .. } = &head
         && let Err(denial) = check_override(snapshot, candidate.target(), received)
     {
-        return Deciding::Now(Decided::denied(denial, Check::OverrideHeader));
+        return DecisionFuture::Ready(DecisionOutcome::denied(denial, Check::OverrideHeader));
     }
     let remaining = RemainingChecks {
         candidate,
@@ -232,10 +241,10 @@ fn decide_request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decidi
     };
     match head {
         HeadFacts::Headers { sent, .. } if !snapshot.requests.is_empty() => {
-            Deciding::Later(Box::pin(remaining.evaluate(tls, sent)))
+            DecisionFuture::Pending(Box::pin(remaining.evaluate(tls, sent)))
         }
-        HeadFacts::Headers { .. } => Deciding::Now(remaining.finish(None)),
-        HeadFacts::Recorded(recorded) => Deciding::Now(remaining.recheck(recorded)),
+        HeadFacts::Headers { .. } => DecisionFuture::Ready(remaining.finish(None)),
+        HeadFacts::Recorded(recorded) => DecisionFuture::Ready(remaining.recheck(recorded)),
     }
 }
 
@@ -243,13 +252,13 @@ fn decide_request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decidi
 struct RemainingChecks<'a> {
     candidate: Candidate,
     raised: RaisedQuestions,
-    recorded: Recorded,
+    recorded: RecheckData,
     registration: Option<&'a Registration>,
     cx: Cx<'a>,
 }
 
 impl RemainingChecks<'_> {
-    async fn evaluate(mut self, tls: bool, sent: Option<HeaderMap>) -> Decided {
+    async fn evaluate(mut self, tls: bool, sent: Option<HeaderMap>) -> DecisionOutcome {
         let (target, rule) = (self.candidate.target(), self.candidate.rule());
         let headers = sent.unwrap_or_default();
         let input = RequestInput::request(target, &headers, tls, self.registration, &rule);
@@ -259,25 +268,25 @@ impl RemainingChecks<'_> {
         let (verdict, run) = bundles.run(&mut subject, rule, &mut self.raised).await;
         let run = Some(Box::new(run));
         match verdict {
-            Verdict::Deny(denial) => Decided {
+            Verdict::Deny(denial) => DecisionOutcome {
                 bundles: run,
                 recorded: self.recorded,
-                ..Decided::denied(*denial, Check::Bundles)
+                ..DecisionOutcome::denied(*denial, Check::Bundles)
             },
             Verdict::Allow { .. } | Verdict::Modify(_) | Verdict::Ask(_) => self.finish(run),
         }
     }
 
-    fn recheck(mut self, recorded: &Recorded) -> Decided {
+    fn recheck(mut self, recorded: &RecheckData) -> DecisionOutcome {
         if let Some(input) = &recorded.input
             && let Err(denial) = recheck_bundles(self.cx, input, &mut self.raised)
         {
-            return Decided::denied(denial, Check::Bundles);
+            return DecisionOutcome::denied(denial, Check::Bundles);
         }
         self.finish(None)
     }
 
-    fn finish(self, bundles: Option<Box<BundleRun>>) -> Decided {
+    fn finish(self, bundles: Option<Box<BundleRun>>) -> DecisionOutcome {
         let Self {
             candidate,
             raised,
@@ -286,7 +295,7 @@ impl RemainingChecks<'_> {
             cx,
         } = self;
         let (repository, access) = check_repository(cx.snapshot, candidate.target(), registration);
-        let decided = |verdict, check, permit| Decided {
+        let decided = |verdict, check, permit| DecisionOutcome {
             verdict,
             check,
             permit,
@@ -343,7 +352,7 @@ fn check_github_head(
     registration: Option<&Registration>,
     mode: Mode,
 ) -> Result<Option<RuleName>, Denial> {
-    if !GithubRules::speaks_for(&target.host) {
+    if !GithubRules::applies_to_host(&target.host) {
         return Ok(None);
     }
     let received = match head {
@@ -368,7 +377,7 @@ fn check_github_head(
     github::decide(snapshot, target, received, None, repos).map(Some)
 }
 
-fn decide_request_body(facts: &BodyFacts<'_>, cx: Cx<'_>) -> Decided {
+fn decide_request_body(facts: &BodyFacts<'_>, cx: Cx<'_>) -> DecisionOutcome {
     let BodyFacts {
         target,
         headers,
@@ -382,14 +391,14 @@ fn decide_request_body(facts: &BodyFacts<'_>, cx: Cx<'_>) -> Decided {
         Some(body),
         &registration.repos,
     ) {
-        Ok(rule) => Decided {
-            recorded: Recorded {
+        Ok(rule) => DecisionOutcome {
+            recorded: RecheckData {
                 input: None,
                 github: Some(rule.clone()),
             },
-            ..Decided::allowed(rule, Check::Github)
+            ..DecisionOutcome::allowed(rule, Check::Github)
         },
-        Err(denial) => Decided::denied(denial, Check::Github),
+        Err(denial) => DecisionOutcome::denied(denial, Check::Github),
     }
 }
 
@@ -467,7 +476,7 @@ fn check_repository(
     )
 }
 
-fn decide_connect(facts: &ConnectFacts<'_>, cx: Cx<'_>) -> Decided {
+fn decide_connect(facts: &ConnectFacts<'_>, cx: Cx<'_>) -> DecisionOutcome {
     let &ConnectFacts {
         sandbox,
         host,
@@ -483,14 +492,14 @@ fn decide_host(
     port: u16,
     program: Option<&str>,
     cx: Cx<'_>,
-) -> Decided {
+) -> DecisionOutcome {
     let permitted = cx
         .snapshot
         .settings
         .allowlist()
         .judge_unread(host, port, program);
     match permitted {
-        Ok(rule) => Decided::allowed(rule.name.clone(), Check::Allowlist),
+        Ok(rule) => DecisionOutcome::allowed(rule.name.clone(), Check::Allowlist),
         Err(denial) if cx.snapshot.asks_about(&denial) => {
             let mut raised = RaisedQuestions::new(Grant::Host, cx.snapshot.number);
             raise_host_question(&mut raised, denial, sandbox, host, port);
@@ -501,11 +510,15 @@ fn decide_host(
                 cx,
             )
         }
-        Err(denial) => Decided::denied(denial, Check::Allowlist),
+        Err(denial) => DecisionOutcome::denied(denial, Check::Allowlist),
     }
 }
 
-fn decide_passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> {
+fn decide_passthrough<'a>(
+    facts: PassthroughFacts<'a>,
+    mode: Mode,
+    cx: Cx<'a>,
+) -> DecisionFuture<'a> {
     let PassthroughFacts {
         sandbox,
         host,
@@ -516,27 +529,27 @@ fn decide_passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -
     } = facts;
     if !cx.snapshot.passes_unread(host) {
         let denial = Denial::new(Reason::HostDenied, "egress.passthrough");
-        return Deciding::Now(Decided::denied(denial, Check::Allowlist));
+        return DecisionFuture::Ready(DecisionOutcome::denied(denial, Check::Allowlist));
     }
-    let by_host = decide_host(Some(sandbox), host, port, program, cx);
-    let Verdict::Allow { rule } = &by_host.verdict else {
-        return Deciding::Now(by_host);
+    let host_decision = decide_host(Some(sandbox), host, port, program, cx);
+    let Verdict::Allow { rule } = &host_decision.verdict else {
+        return DecisionFuture::Ready(host_decision);
     };
     if cx.snapshot.requests.is_empty() {
-        return Deciding::Now(by_host);
+        return DecisionFuture::Ready(host_decision);
     }
     let rule = rule.clone();
     let mut raised = RaisedQuestions::new(Grant::Request, cx.snapshot.number);
     if let (Mode::Recheck, Some(recorded)) = (mode, recorded) {
-        return Deciding::Now(match &recorded.input {
-            None => by_host,
+        return DecisionFuture::Ready(match &recorded.input {
+            None => host_decision,
             Some(input) => match recheck_bundles(cx, input, &mut raised) {
                 Ok(()) => decide_by_answers(raised, rule, Check::Bundles, cx),
-                Err(denial) => Decided::denied(denial, Check::Bundles),
+                Err(denial) => DecisionOutcome::denied(denial, Check::Bundles),
             },
         });
     }
-    Deciding::Later(Box::pin(async move {
+    DecisionFuture::Pending(Box::pin(async move {
         let request = RequestInput {
             sandbox,
             host,
@@ -552,13 +565,13 @@ fn decide_passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -
         let bundles = &cx.snapshot.requests;
         let (verdict, run) = bundles.run(&mut subject, rule.clone(), &mut raised).await;
         let decided = match verdict {
-            Verdict::Deny(denial) => Decided::denied(*denial, Check::Bundles),
+            Verdict::Deny(denial) => DecisionOutcome::denied(*denial, Check::Bundles),
             Verdict::Allow { .. } | Verdict::Modify(_) | Verdict::Ask(_) => {
                 decide_by_answers(raised, rule, Check::Bundles, cx)
             }
         };
-        Decided {
-            recorded: Recorded {
+        DecisionOutcome {
+            recorded: RecheckData {
                 input: Some(input),
                 github: None,
             },
@@ -568,7 +581,7 @@ fn decide_passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -
     }))
 }
 
-fn decide_mirror(facts: &MirrorFacts<'_>, cx: Cx<'_>) -> Decided {
+fn decide_mirror(facts: &MirrorFacts<'_>, cx: Cx<'_>) -> DecisionOutcome {
     let mirrors = &cx.snapshot.settings.git.mirrors;
     let denial = Denial::new(Reason::GitRepo, "git.mirrors");
     let refusal = match facts {
@@ -580,62 +593,64 @@ fn decide_mirror(facts: &MirrorFacts<'_>, cx: Cx<'_>) -> Decided {
         MirrorFacts::Configured(_) => Some(denial),
     };
     match refusal {
-        None => Decided::allowed(RuleName::from("git.mirrors"), Check::Mirror),
-        Some(denial) => Decided::denied(denial, Check::Mirror),
+        None => DecisionOutcome::allowed(RuleName::from("git.mirrors"), Check::Mirror),
+        Some(denial) => DecisionOutcome::denied(denial, Check::Mirror),
     }
 }
 
-fn decide_push<'a>(facts: PushFacts<'a>, cx: Cx<'a>) -> Deciding<'a> {
+fn decide_push<'a>(facts: PushFacts<'a>, cx: Cx<'a>) -> DecisionFuture<'a> {
     let snapshot = cx.snapshot;
     let rules = snapshot.settings.push_rules(facts.registration.auth_mode);
     let rule = RuleName::from("git:push");
     let findings = match facts.objects {
         ObjectFacts::Unread => {
-            let checked = rules.judge_refs(facts.case, facts.refs);
-            return Deciding::Now(match checked {
-                Ok(()) => Decided::allowed(rule, Check::Refs),
-                Err(denial) => Decided::denied(denial, Check::Refs),
+            let checked = rules.judge_refs(facts.context, facts.refs);
+            return DecisionFuture::Ready(match checked {
+                Ok(()) => DecisionOutcome::allowed(rule, Check::Refs),
+                Err(denial) => DecisionOutcome::denied(denial, Check::Refs),
             });
         }
         ObjectFacts::NotWanted => None,
         ObjectFacts::Read(findings) => Some(findings),
     };
     let mut raised = RaisedQuestions::new(Grant::Push, snapshot.number);
-    match push::judge(&rules, facts.case, facts.refs, findings) {
+    match push::judge(&rules, facts.context, facts.refs, findings) {
         Ok(questions) => {
             let document = input::push_document(&facts, findings).to_string();
             for denial in questions {
                 raised.raise(denial, Grant::Push, &[document.as_bytes()]);
             }
         }
-        Err(denial) => return Deciding::Now(Decided::denied(denial, Check::Objects)),
+        Err(denial) => {
+            return DecisionFuture::Ready(DecisionOutcome::denied(denial, Check::Objects));
+        }
     }
     if snapshot.pushes.is_empty() {
-        return Deciding::Now(decide_by_answers(raised, rule, Check::Objects, cx));
+        return DecisionFuture::Ready(decide_by_answers(raised, rule, Check::Objects, cx));
     }
-    Deciding::Later(Box::pin(async move {
+    DecisionFuture::Pending(Box::pin(async move {
         let mut subject = FixedInput::for_push(input::push_document(&facts, findings));
         let bundles = &snapshot.pushes;
         let (verdict, run) = bundles.run(&mut subject, rule.clone(), &mut raised).await;
         let decided = match verdict {
-            Verdict::Deny(denial) => Decided::denied(*denial, Check::Bundles),
+            Verdict::Deny(denial) => DecisionOutcome::denied(*denial, Check::Bundles),
             Verdict::Allow { .. } | Verdict::Modify(_) | Verdict::Ask(_) => {
                 decide_by_answers(raised, rule, Check::Bundles, cx)
             }
         };
-        Decided {
+        DecisionOutcome {
             bundles: Some(Box::new(run)),
             ..decided
         }
     }))
 }
 
-fn decide_name(sandbox: &SandboxId, host: &Host, cx: Cx<'_>) -> Decided {
+fn decide_name(sandbox: &SandboxId, host: &Host, cx: Cx<'_>) -> DecisionOutcome {
     match cx.snapshot.settings.allowlist().judge_host(host) {
         Ok(rules) => {
             let rule = rules.first().map(|rule| rule.name.clone());
             let rule = rule.unwrap_or_else(|| RuleName::from("allowlist"));
-            Decided::allowed(rule, Check::Allowlist)
+            DecisionOutcome::allowed(rule, Check::Allowlist)
         }
         Err(denial) if cx.snapshot.asks_about(&denial) => {
             let mut raised = RaisedQuestions::new(Grant::Host, cx.snapshot.number);
@@ -656,27 +671,30 @@ fn decide_name(sandbox: &SandboxId, host: &Host, cx: Cx<'_>) -> Decided {
                 cx,
             )
         }
-        Err(denial) => Decided::denied(denial, Check::Allowlist),
+        Err(denial) => DecisionOutcome::denied(denial, Check::Allowlist),
     }
 }
 
-fn decide_mcp<'a>(facts: McpFacts<'a>, bundles: &'a Bundles, cx: Cx<'a>) -> Deciding<'a> {
+fn decide_mcp<'a>(facts: McpFacts<'a>, bundles: &'a Bundles, cx: Cx<'a>) -> DecisionFuture<'a> {
     let McpFacts {
         stored,
         tool,
         message,
     } = facts;
     if let Some(denial) = stored {
-        return Deciding::Now(Decided::denied(denial.clone(), Check::StoredDecision));
+        return DecisionFuture::Ready(DecisionOutcome::denied(
+            denial.clone(),
+            Check::StoredDecision,
+        ));
     }
     if let Err(denial) = tool {
-        return Deciding::Now(Decided::denied(denial, Check::ToolList));
+        return DecisionFuture::Ready(DecisionOutcome::denied(denial, Check::ToolList));
     }
     let rule = RuleName::from("mcp");
     let Some(message) = message else {
-        return Deciding::Now(Decided::allowed(rule, Check::Bundles));
+        return DecisionFuture::Ready(DecisionOutcome::allowed(rule, Check::Bundles));
     };
-    Deciding::Later(Box::pin(async move {
+    DecisionFuture::Pending(Box::pin(async move {
         let mut raised = RaisedQuestions::new(Grant::Message, cx.snapshot.number);
         let (verdict, run) = bundles.run(message, rule, &mut raised).await;
         let verdict = match (verdict, raised.settle(|question| cx.answer(question))) {
@@ -685,14 +703,14 @@ fn decide_mcp<'a>(facts: McpFacts<'a>, bundles: &'a Bundles, cx: Cx<'a>) -> Deci
             (_, Some(QuestionOutcome::Refused(denial))) => denial.into(),
             (verdict, Some(QuestionOutcome::Approved(_)) | None) => verdict,
         };
-        Decided {
+        DecisionOutcome {
             bundles: Some(Box::new(run)),
-            ..Decided::new(verdict, Check::Bundles)
+            ..DecisionOutcome::new(verdict, Check::Bundles)
         }
     }))
 }
 
-/// Raises the question whether a sandbox may reach a host that no rule names.
+/// Raises the question whether a sandbox may reach a host that is in no rule.
 fn raise_host_question(
     raised: &mut RaisedQuestions,
     denial: Denial,
@@ -711,10 +729,17 @@ fn raise_host_question(
 }
 
 /// Allows by `rule`, unless a question is open or was answered with a refusal.
-fn decide_by_answers(raised: RaisedQuestions, rule: RuleName, check: Check, cx: Cx<'_>) -> Decided {
+fn decide_by_answers(
+    raised: RaisedQuestions,
+    rule: RuleName,
+    check: Check,
+    cx: Cx<'_>,
+) -> DecisionOutcome {
     match raised.settle(|question| cx.answer(question)) {
-        None | Some(QuestionOutcome::Approved(_)) => Decided::allowed(rule, check),
-        Some(QuestionOutcome::Refused(denial)) => Decided::denied(denial, check),
-        Some(QuestionOutcome::Open(question)) => Decided::new(Verdict::Ask(question), check),
+        None | Some(QuestionOutcome::Approved(_)) => DecisionOutcome::allowed(rule, check),
+        Some(QuestionOutcome::Refused(denial)) => DecisionOutcome::denied(denial, check),
+        Some(QuestionOutcome::Open(question)) => {
+            DecisionOutcome::new(Verdict::Ask(question), check)
+        }
     }
 }

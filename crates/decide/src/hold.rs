@@ -149,10 +149,10 @@ async fn wait_for_answer<H: HeldSubject>(
     holding: &mut Holding<'_>,
 ) -> Result<(), H::Refused> {
     let Some(answerer) = &holding.questions.0 else {
-        return Err(held.refuse(question.unattended()));
+        return Err(held.refuse(question.unattended_denial()));
     };
     if answers.len() >= MAX_QUESTIONS {
-        let denial = question.refused(Reason::AskDenied);
+        let denial = question.denial(Reason::AskDenied);
         let message = "The request needs more approvals than one request may have.";
         return Err(held.refuse(denial.with_message(message)));
     }

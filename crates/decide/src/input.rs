@@ -120,9 +120,9 @@ pub(crate) fn push_document(facts: &PushFacts<'_>, findings: Option<&Findings>) 
             "action": action,
         })
     };
-    let updates: Vec<Value> = facts.case.updates.iter().map(update).collect();
+    let updates: Vec<Value> = facts.context.updates.iter().map(update).collect();
     let option = |option: &Vec<u8>| String::from_utf8_lossy(option).into_owned();
-    let options: Vec<String> = facts.case.options.iter().map(option).collect();
+    let options: Vec<String> = facts.context.options.iter().map(option).collect();
     let restricted = match findings.map(|findings| findings.restricted) {
         None => "unread",
         Some(RestrictedPathChange::Untouched) => "untouched",

@@ -74,7 +74,7 @@ impl RaisedQuestions {
         let Some(answer) = find_answer(&question) else {
             return Some(QuestionOutcome::Open(question));
         };
-        Some(match Approval::of(&question, &answer) {
+        Some(match Approval::from_answer(&question, &answer) {
             Some(approval) => QuestionOutcome::Approved(approval),
             None => QuestionOutcome::Refused(denial_for_answer(&question, &answer)),
         })
@@ -93,7 +93,7 @@ fn denial_for_answer(question: &Question, answer: &ApprovalAnswer) -> Denial {
         ApprovalAnswer::Allow { .. } | ApprovalAnswer::Deny => Reason::AskDenied,
         ApprovalAnswer::TimedOut => Reason::AskTimeout,
     };
-    question.refused(reason)
+    question.denial(reason)
 }
 
 /// SHA-256 over `parts`, each with its length before it.

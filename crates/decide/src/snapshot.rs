@@ -26,7 +26,7 @@ pub struct PolicySnapshot {
     pub number: u64,
     /// The settings.
     pub settings: Arc<Settings>,
-    /// Whether some rule names programs, so that the sender's program has to be looked up.
+    /// Whether some rule is limited to programs, so that the sender's program has to be looked up.
     pub names_programs: bool,
     /// The rules for GitHub's API.
     pub github: GithubRules,
@@ -88,13 +88,13 @@ impl PolicySnapshot {
 
     /// The same rules for a sandbox with the additional domain rules `added`.
     #[must_use]
-    pub fn allowing(&self, added: &[DomainRule]) -> Self {
+    pub fn with_added_rules(&self, added: &[DomainRule]) -> Self {
         let names_programs = added.iter().any(|rule| !rule.programs.is_empty());
         Self {
             number: next_number(),
             settings: match added {
                 [] => Arc::clone(&self.settings),
-                added => Arc::new(self.settings.allowing(added)),
+                added => Arc::new(self.settings.with_added_rules(added)),
             },
             names_programs: self.names_programs || names_programs,
             github: self.github.clone(),
@@ -131,13 +131,12 @@ impl PolicySnapshot {
         [self.calls.missing(), self.elicitations.missing()].concat()
     }
 
-    /// Whether the operator decides about hosts that no rule names.
+    /// Whether requests to hosts that are in no rule need the operator's approval.
     pub(crate) fn asks_about_hosts(&self) -> bool {
         self.settings.egress.unknown == UnknownHostAction::Ask
     }
 
-    /// Whether the operator is asked instead of refusing with `denial`, because no rule names the
-    /// host.
+    /// Whether `denial` becomes a question to the operator, because the host is in no rule.
     pub(crate) fn asks_about(&self, denial: &Denial) -> bool {
         let unknown = matches!(denial.reason, Reason::HostDenied | Reason::IpLiteral);
         unknown && self.asks_about_hosts()

@@ -75,12 +75,12 @@ pub enum HeadFacts<'a> {
         sent: Option<HeaderMap>,
     },
     /// The data that the decision that allowed the request recorded.
-    Recorded(&'a Recorded),
+    Recorded(&'a RecheckData),
 }
 
 /// The data of a decision that a [`Mode::Recheck`] needs.
 #[derive(Clone, Debug, Default)]
-pub struct Recorded {
+pub struct RecheckData {
     /// The input of the policy bundles; none without bundles.
     pub input: Option<Arc<Value>>,
     /// The rule for GitHub's API that allowed the request.
@@ -122,7 +122,7 @@ pub struct PassthroughFacts<'a> {
     /// The sender's registration, where it is known.
     pub registration: Option<&'a Registration>,
     /// The data of the decision that allowed the connection, for [`Mode::Recheck`].
-    pub recorded: Option<&'a Recorded>,
+    pub recorded: Option<&'a RecheckData>,
 }
 
 /// A mirror.
@@ -141,8 +141,8 @@ pub struct PushFacts<'a> {
     pub host: &'a Host,
     /// The name of the repository, or of the mirror.
     pub repo: &'a str,
-    /// The commands and options of the push.
-    pub case: &'a PushContext,
+    /// The ref updates and options of the push.
+    pub context: &'a PushContext,
     /// The data about each ref.
     pub refs: &'a [RefFacts],
     /// The data about the pushed objects.

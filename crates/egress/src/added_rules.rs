@@ -2,8 +2,8 @@
 //! repository adds.
 //!
 //! A sandbox with added hosts has its own settings, whose allowlist contains them and the
-//! operator's rules (`Settings::allowing`), built once per reload. Every other sandbox shares the
-//! operator's snapshot, except after one of its approvals has ended.
+//! operator's rules (`Settings::with_added_rules`), built once per reload. Every other sandbox
+//! shares the operator's snapshot, except after one of its approvals has ended.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ impl AddedRules {
         self.added.store(added);
     }
 
-    /// Makes the next snapshot a new one with the same rules, so that decisions of the earlier one
-    /// that are not in flight yet are made again.
+    /// Replaces the snapshot by a new snapshot with the same rules. Requests that were decided by
+    /// the old snapshot and are not in flight yet are then decided again.
     pub fn renew(&self) {
         self.added.rcu(|added| {
             let added = added.as_deref().cloned();
@@ -54,7 +54,7 @@ impl AddedRules {
         if let Some(built) = built.filter(|built| is_current(built)) {
             return Arc::clone(&built.snapshot);
         }
-        let snapshot = Arc::new(base.allowing(&added));
+        let snapshot = Arc::new(base.with_added_rules(&added));
         self.built.store(Some(Arc::new(BuiltSnapshot {
             base,
             added,

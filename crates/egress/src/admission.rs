@@ -27,12 +27,12 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Gives the ticket back with the outcome of the request.
+    /// Settles the ticket with the outcome of the request.
     pub fn settle(mut self, outcome: UpstreamOutcome) {
-        self.give_back(outcome);
+        self.settle_ticket(outcome);
     }
 
-    fn give_back(&mut self, outcome: UpstreamOutcome) {
+    fn settle_ticket(&mut self, outcome: UpstreamOutcome) {
         let Some(ticket) = self.ticket.take() else {
             return;
         };
@@ -57,7 +57,7 @@ impl Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.give_back(UpstreamOutcome::Abandoned);
+        self.settle_ticket(UpstreamOutcome::Abandoned);
     }
 }
 
@@ -71,7 +71,10 @@ pub fn take_token(
     let taken = cx.sandbox.upstreams.take(&cx.snapshot.settings, host, now);
     let pass = taken.map_err(|(wait, rule)| {
         let denial = Denial::new(Reason::RateLimited, rule);
-        check_refusal(Check::Rate, denial.with(retry_detail(host, wait.seconds())))
+        check_refusal(
+            Check::Rate,
+            denial.with_detail(retry_detail(host, wait.seconds())),
+        )
     })?;
     log.end_stage(Stage::Rate);
     Ok(pass)
@@ -102,7 +105,7 @@ pub fn take_ticket(cx: &RequestCx, host: &Host) -> Result<Admission, RequestRefu
         let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
         check_refusal(
             Check::Breaker,
-            denial.with(retry_detail(host, open.seconds())),
+            denial.with_detail(retry_detail(host, open.seconds())),
         )
     })?;
     Ok(Admission {
@@ -112,7 +115,7 @@ pub fn take_ticket(cx: &RequestCx, host: &Host) -> Result<Admission, RequestRefu
     })
 }
 
-/// Takes from the sandbox's budget of names below a wildcard, for a host that the rules allow. The
+/// Takes a token of the sandbox's budget of names below a wildcard, if `host` is such a name. The
 /// agent chooses those names, and resolving one sends it to the domain's name servers, so their
 /// number is limited. Every caller of the dialer takes from this budget.
 pub fn take_label(cx: &RequestCx, host: &Host, port: u16) -> Result<(), RequestRefusal> {
@@ -122,7 +125,8 @@ pub fn take_label(cx: &RequestCx, host: &Host, port: u16) -> Result<(), RequestR
     let settings = &cx.snapshot.settings;
     let matched = settings.allowlist().lookup(host);
     let matched = matched.and_then(|rules| rules.first());
-    let is_agent_chosen = matched.is_some_and(|rule| matches!(rule.pattern, HostPattern::Below(_)));
+    let is_agent_chosen =
+        matched.is_some_and(|rule| matches!(rule.pattern, HostPattern::Wildcard(_)));
     let fixed = settings.egress.resolve.get(host, port);
     if is_agent_chosen && fixed.is_none() {
         let labels = cx.services.name_server().label_budget();

@@ -397,8 +397,8 @@ fn write_root_file(dir: &Path, stored: &StoredAuthority) -> Result<(), Authority
 fn replace_file(dir: &Path, name: &str, bytes: &[u8], mode: u32) -> Result<(), AuthorityError> {
     let path = dir.join(name);
     let written = || -> std::io::Result<()> {
-        let draft = dir.join(format!("{name}.new"));
-        match std::fs::remove_file(&draft) {
+        let temporary = dir.join(format!("{name}.new"));
+        match std::fs::remove_file(&temporary) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
@@ -407,10 +407,10 @@ fn replace_file(dir: &Path, name: &str, bytes: &[u8], mode: u32) -> Result<(), A
             .write(true)
             .create_new(true)
             .mode(mode)
-            .open(&draft)?;
+            .open(&temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        std::fs::rename(&draft, &path)?;
+        std::fs::rename(&temporary, &path)?;
         File::open(dir)?.sync_all()
     };
     written().map_err(|source| AuthorityError::File {
@@ -447,12 +447,12 @@ mod tests {
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .unwrap();
-        let (end, between) = leaf.chain.split_first().unwrap();
+        let (end, intermediates) = leaf.chain.split_first().unwrap();
         let at = Duration::from_millis(at.get().unsigned_abs());
         let at = UnixTime::since_unix_epoch(at);
         let name = ServerName::try_from(name.to_owned()).unwrap();
         verifier
-            .verify_server_cert(end, between, &name, &[], at)
+            .verify_server_cert(end, intermediates, &name, &[], at)
             .is_ok()
     }
 
@@ -544,7 +544,11 @@ mod tests {
             assert_eq!(first.time_to_renewal(late), Duration::ZERO);
         }
         let second = CertificateAuthority::rotate(dir.path(), due).unwrap();
-        assert_eq!(second.time_to_renewal(due), 60 * day, "once");
+        assert_eq!(
+            second.time_to_renewal(due),
+            60 * day,
+            "the new root is not due"
+        );
         // Both roots verify until the old one expires.
         let end = minus(NOW.plus(90 * day), Duration::from_secs(1));
         let leaf = second.mint(&host("x.example"), end).unwrap();

@@ -32,10 +32,11 @@ struct MeteredBody<B> {
     inner: B,
     /// The idle timeout; `None` if an inner body has one.
     idle_timeout: Option<Duration>,
-    /// Created on the first wait: most bodies never wait.
+    /// The idle timer, created on the first wait, because most bodies never wait.
     alarm: Option<Pin<Box<Sleep>>>,
+    /// Whether the last poll found no data.
     waiting: bool,
-    /// Revokes the body.
+    /// The in-flight entry whose revocation aborts the body.
     in_flight: Option<InFlight>,
     metering: Metering,
 }
@@ -46,7 +47,7 @@ enum Metering {
     Upload(Arc<Tally>),
     /// A response body to the sandbox; its end writes the record.
     Response(Box<RequestLog>),
-    /// A response body inside of filters: the filtered body is counted instead.
+    /// A response body that is the input of filters: the output of the filters is counted instead.
     Uncounted,
 }
 
@@ -85,8 +86,8 @@ where
     .boxed_unsync()
 }
 
-/// A filtered response body to a sandbox: the idle timeout is inside the filters
-/// ([`with_idle_timeout`]).
+/// A filtered response body to a sandbox, without an idle timeout: the body before the filters has
+/// one ([`with_idle_timeout`]).
 pub fn filtered_response_body(
     body: MessageBody,
     log: RequestLog,
@@ -233,9 +234,9 @@ where
                 Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
             Poll::Pending => {
-                let cut = ready!(self.poll_abort(cx));
+                let abort = ready!(self.poll_abort(cx));
                 self.interrupt();
-                Poll::Ready(Some(Err(cut.into())))
+                Poll::Ready(Some(Err(abort.into())))
             }
         }
     }
@@ -284,13 +285,13 @@ mod tests {
             let frame = body.frame().await.unwrap().unwrap();
             assert_eq!(frame.into_data().unwrap(), text);
         }
-        let begun = Instant::now();
+        let start = Instant::now();
         let error = body.frame().await.unwrap().unwrap_err();
         assert_eq!(
             error.downcast_ref::<StreamAbort>(),
             Some(&StreamAbort::Idle(Duration::from_secs(10)))
         );
-        assert_eq!(begun.elapsed().as_secs(), 10);
+        assert_eq!(start.elapsed().as_secs(), 10);
         assert_eq!(tally.sent.load(Ordering::Relaxed), 6);
     }
 
@@ -349,7 +350,7 @@ mod tests {
         let ((_one, upload), (_two, answer)) = (mpsc::channel(1), mpsc::channel(1));
         let [mut sent, mut received] =
             both_bodies(enter(&set), ChannelBody(upload), ChannelBody(answer));
-        let begun = Instant::now();
+        let start = Instant::now();
         let revoke = async {
             // Both bodies wait by then.
             tokio::task::yield_now().await;
@@ -360,7 +361,7 @@ mod tests {
             assert_revoked(&mut received),
             revoke
         );
-        assert!(begun.elapsed().is_zero(), "the bodies were woken at once");
+        assert!(start.elapsed().is_zero(), "the bodies were woken at once");
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! Branches that a sandbox created through this gate and has not deleted.
 //!
-//! A branch counts as created only when upstream's push report says so. Every creation and
-//! deletion is in the audit log, from which the set is rebuilt after a restart of the gate.
+//! A branch counts as created only when upstream's push report lists it as updated. Every creation
+//! and deletion is in the audit log, from which the set is rebuilt after a restart of the gate.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,9 @@ const MAX_BRANCHES: usize = 4096;
 /// Maximum number of refs in one audit record.
 const MAX_REFS_PER_RECORD: usize = 32;
 
+/// Audit event for created branches.
 const CREATED_EVENT: &str = "branch_made";
+/// Audit event for deleted branches.
 const DELETED_EVENT: &str = "branch_gone";
 
 /// A repository on a host.

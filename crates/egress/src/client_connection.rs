@@ -19,8 +19,8 @@ pub struct ClientConnection {
     pub source: ConnectionSource,
     /// Addresses, tunnel and TLS hello of the connection.
     pub connection_info: ConnectionInfo,
-    /// The slot in the limit of connections, which a tunnel keeps.
-    pub place: Option<Arc<OwnedSemaphorePermit>>,
+    /// The connection slot of the sandbox, which a tunnel keeps.
+    pub connection_slot: Option<Arc<OwnedSemaphorePermit>>,
     /// Ends the connection and every tunnel in it.
     pub stop: CancellationToken,
     /// Tracks the tasks of the connection.

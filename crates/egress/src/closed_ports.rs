@@ -29,7 +29,7 @@ const RECORD_RATE: Rate = Rate::every(
     NonZeroU32::new(200).unwrap(),
 );
 
-/// Longer than any IPv4 header with the TCP ports after it.
+/// Size of the packet buffer: more than the longest IPv4 header with the TCP ports after it.
 const MAX_PACKET: usize = 64;
 
 /// Records the packets that `socket` receives, until it fails.

@@ -42,9 +42,11 @@ use crate::source::{ConnectionSource, reserve_record};
 use crate::stage::Stage;
 use crate::websocket;
 
-/// HTTP/2 from a client: concurrent streams, and flow control windows.
+/// Maximum number of concurrent HTTP/2 streams of a client.
 const MAX_STREAMS: u32 = 128;
+/// HTTP/2 flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 256 * 1024;
+/// HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
 /// HTTP/2 send buffer of a stream, in bytes.
@@ -59,8 +61,9 @@ const FIRST_READ: usize = 512;
 /// Largest message head in bytes.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// HTTP/2 keep-alive: an idle client is pinged, and must answer in time.
+/// Interval of HTTP/2 pings to an idle client.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// Time in which a client must answer an HTTP/2 ping.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The byte stream below HTTP: a socket, TLS over a socket, or either of them in a tunnel. Boxed,
@@ -260,7 +263,10 @@ async fn negotiate_tls(
         .original_destination
         .map(|address| Host::Ip(address.ip()));
     let Some(certificate_host) = name.or(tunnel).or(original_destination) else {
-        return Err(NegotiationError::tls(None, "the connection names no host"));
+        return Err(NegotiationError::tls(
+            None,
+            "the connection has no host name",
+        ));
     };
     let now = connection.services.clock().wall();
     let handshake = sandbox.certificates.server_config(&certificate_host, now);
@@ -293,14 +299,14 @@ async fn negotiate_tls(
 
 async fn serve_http1(connection: ClientConnection, stream: BoxedStream) {
     let limit = header_timeout(&connection);
-    let (io, faults) = FramingGuard::new(stream, HeadLimits::default());
+    let (io, guard_handle) = FramingGuard::new(stream, HeadLimits::default());
     let ordinals = AtomicU64::new(0);
     let service = service_fn(|request: Request<Incoming>| {
         let ordinal = ordinals.fetch_add(1, Ordering::Relaxed);
-        let (connection, faults) = (&connection, &faults);
+        let (connection, guard_handle) = (&connection, &guard_handle);
         // Boxed, because an idle connection keeps the memory of its last request's future.
         Box::pin(async move {
-            Ok::<_, Infallible>(answer_http1(connection, faults, ordinal, request).await)
+            Ok::<_, Infallible>(answer_http1(connection, guard_handle, ordinal, request).await)
         })
     });
     let served = hyper::server::conn::http1::Builder::new()
@@ -314,7 +320,7 @@ async fn serve_http1(connection: ClientConnection, stream: BoxedStream) {
         tracing::debug!(%error, "client connection ended with an error");
         // hyper ends a connection whose head stays incomplete, often raw TCP that starts like
         // HTTP, without calling the service.
-        if faults.is_inside_head() {
+        if guard_handle.is_inside_head() {
             let denial = if error.is_timeout() {
                 timeout_denial("the request's head")
             } else {
@@ -327,7 +333,7 @@ async fn serve_http1(connection: ClientConnection, stream: BoxedStream) {
 
 async fn answer_http1(
     connection: &ClientConnection,
-    faults: &GuardHandle,
+    guard_handle: &GuardHandle,
     ordinal: u64,
     request: Request<Incoming>,
 ) -> Response<MessageBody> {
@@ -337,7 +343,7 @@ async fn answer_http1(
         connection_info,
         ..
     } = connection;
-    if let Some(fault) = faults.take_fault(ordinal) {
+    if let Some(fault) = guard_handle.take_fault(ordinal) {
         let denial = request::framing_denial(&fault.to_string());
         return pipeline::answer_fault(services, source, connection_info, denial).await;
     }
@@ -345,7 +351,7 @@ async fn answer_http1(
         Box::pin(open_tunnel(connection, request)).await
     } else {
         let (mut head, body) = request.into_parts();
-        head.extensions.insert(Handover::new(faults, ordinal));
+        head.extensions.insert(Handover::new(guard_handle, ordinal));
         pipeline::answer(services, source, connection_info, Box::new(head), body).await
     };
     let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS
@@ -353,7 +359,7 @@ async fn answer_http1(
     if !switched {
         // The next message follows. After a switch, the new owner of the stream also takes the
         // bytes that the framing guard has not passed on.
-        faults.resume(ordinal);
+        guard_handle.resume(ordinal);
     }
     response
 }
@@ -370,7 +376,7 @@ async fn open_tunnel(
     request: Request<Incoming>,
 ) -> Response<MessageBody> {
     let (mut head, _) = request.into_parts();
-    let trusts = trusts_gate_root(connection);
+    let trusts_gate_root = trusts_gate_root(connection);
     let tunnel_target = read_tunnel_target(&connection.connection_info, head.uri.authority());
     let ClientConnection {
         services,
@@ -380,7 +386,7 @@ async fn open_tunnel(
     } = connection;
     let decided = pipeline::answer_tunnel(services, source, connection_info, &head, || {
         let (host, port) = tunnel_target.as_ref().map_err(Clone::clone)?;
-        if trusts || host.is_gate() {
+        if trusts_gate_root || host.is_gate() {
             return Ok(());
         }
         decide_tunnel(connection, host, *port)
@@ -393,9 +399,12 @@ async fn open_tunnel(
         let denial = request::framing_denial("this connection does not support CONNECT");
         return pipeline::answer_fault(services, source, connection_info, denial).await;
     };
-    let mut inside = connection.clone();
-    inside.connection_info.tunnel = Some(tunnel_target);
-    let (stop, tasks) = (inside.stop.clone(), inside.tasks.clone());
+    let mut tunnel_connection = connection.clone();
+    tunnel_connection.connection_info.tunnel = Some(tunnel_target);
+    let (stop, tasks) = (
+        tunnel_connection.stop.clone(),
+        tunnel_connection.tasks.clone(),
+    );
     let tunnel = async move {
         let Ok(upgraded) = upgrade.await else { return };
         // The stream itself, without the HTTP layers.
@@ -403,10 +412,15 @@ async fn open_tunnel(
             Ok(parts) => {
                 let (io, rest) = parts.io.into_inner().into_inner();
                 let already_read = [parts.read_buf, rest].concat().into();
-                serve(inside, io, already_read).await;
+                serve(tunnel_connection, io, already_read).await;
             }
             Err(upgraded) => {
-                serve(inside, Box::new(TokioIo::new(upgraded)), Bytes::new()).await;
+                serve(
+                    tunnel_connection,
+                    Box::new(TokioIo::new(upgraded)),
+                    Bytes::new(),
+                )
+                .await;
             }
         }
     };
@@ -434,7 +448,7 @@ fn decide_tunnel(connection: &ClientConnection, host: &Host, port: u16) -> Resul
         grants: sandbox.map(|sandbox| sandbox.grants.as_ref()),
         now: connection.services.clock().tick(),
     };
-    let decided = decide(Subject::Connect(facts), Mode::Live, cx).now();
+    let decided = decide(Subject::Connect(facts), Mode::Live, cx).into_outcome();
     match decided.verdict {
         Verdict::Ask(_) if connection.services.questions().is_attended() => Ok(()),
         _ => decided.refusal().map(drop),
@@ -458,8 +472,8 @@ fn read_tunnel_target(
     Ok((host, port))
 }
 
-/// Whether the client trusts the gate's root: sandboxes do, and registered containers if the
-/// registration says so.
+/// Whether the client trusts the gate's root: sandboxes do, and containers whose registration has
+/// `trusts_ca`.
 fn trusts_gate_root(connection: &ClientConnection) -> bool {
     match &connection.source {
         ConnectionSource::Listener(_) => true,

@@ -129,14 +129,14 @@ impl Dialer {
         });
     }
 
-    /// [`Dialer::prepare`] and [`Dialer::apply`] in one.
+    /// Prepares and applies new settings. Blocks.
     pub fn reload(&self, settings: &Settings) -> Result<(), BadRoots> {
         self.apply(Self::prepare(settings)?);
         Ok(())
     }
 
     /// Sets the addresses of the gate's own listeners, which are never dialled, whatever the
-    /// settings say. An unspecified address stands for every address of this host.
+    /// settings allow. An unspecified address stands for every address of this host.
     pub fn set_own_addresses(&self, own: impl IntoIterator<Item = SocketAddr>) {
         let _guard = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let mut config = DialConfig::clone(&self.config.load());
@@ -160,7 +160,7 @@ impl Dialer {
         Ok((stream, timings.peer))
     }
 
-    /// Resolves `host` to checked addresses, for a program that connects by itself.
+    /// Resolves `host` to checked addresses, for a program (git or ssh) that opens the connection.
     pub async fn resolve(
         &self,
         sandbox: &SandboxId,
@@ -230,14 +230,14 @@ impl Dialer {
         request: Request<MessageBody>,
         is_retry: bool,
     ) -> Result<UpstreamResponse, AttemptError> {
-        let since = Instant::now();
+        let start = Instant::now();
         loop {
             // Take the pool before the settings: see `apply`.
             let host_pool = self.pool.host_pool(key);
             let config = self.config.load_full();
             // Without a connection the pool was closed by new settings: retry with a new pool.
             if let Some(ready) =
-                exchange::take_connection(&host_pool, &config, since, is_retry).await?
+                exchange::take_connection(&host_pool, &config, start, is_retry).await?
             {
                 return ready.send(&key.1, request, config.timeouts.response).await;
             }

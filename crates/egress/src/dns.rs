@@ -141,7 +141,7 @@ impl Default for DnsLimits {
 }
 
 /// Returns the rules in force, with the hosts that were added for the sandbox, if one is given.
-pub type PolicyNow = Box<dyn Fn(Option<&SandboxId>) -> NamePolicy + Send + Sync>;
+pub type PolicySource = Box<dyn Fn(Option<&SandboxId>) -> NamePolicy + Send + Sync>;
 
 /// The rules by which a query is answered.
 #[derive(Clone, Debug)]
@@ -166,7 +166,7 @@ impl From<Arc<PolicySnapshot>> for NamePolicy {
 
 /// The DNS server of all sandboxes.
 pub struct NameServer {
-    policy: PolicyNow,
+    policy: PolicySource,
     questions: Questions,
     limits: DnsLimits,
     labels: Arc<LabelBudget>,
@@ -180,7 +180,7 @@ pub struct NameServer {
 impl NameServer {
     /// Creates a server that reads `policy` anew for each query.
     pub fn new(
-        policy: PolicyNow,
+        policy: PolicySource,
         questions: Questions,
         limits: DnsLimits,
         metrics: DnsMetrics,
@@ -206,7 +206,12 @@ impl NameServer {
     /// The query rate of one client. Each refusal is recorded, so that without a limit an agent
     /// could fill the disk.
     fn query_rate(&self) -> Rate {
-        (self.policy)(None).snapshot.settings.egress.dns.pace()
+        (self.policy)(None)
+            .snapshot
+            .settings
+            .egress
+            .dns
+            .rate_limit()
     }
 
     /// The budget of names to resolve, which the dialer shares.
@@ -362,7 +367,7 @@ impl NameServer {
                 return refuse(ResponseCode::Refused, denial, QueryOutcome::Denied);
             }
         };
-        // Names with a local meaning are never forwarded, in either mode.
+        // The gate's own name and `localhost` are never forwarded, in either mode.
         if let Some((four, six)) = own_addresses(&name, context) {
             return answer_with_addresses(kind, four, six);
         }
@@ -389,18 +394,18 @@ impl NameServer {
                 .with_message("Only addresses that the gate assigned have a PTR record.");
             return refuse(ResponseCode::Refused, denial, QueryOutcome::Refused);
         };
-        let known = if index == AddressIndex::GATE {
+        let target = if index == AddressIndex::GATE {
             Some(GATE_HOST.to_owned())
         } else {
             let name = self.client_state(sandbox).addresses().name(index);
             name.map(|name| name.to_string())
         };
-        let known = known.and_then(|name| wire_name(&name).ok());
-        let Some(known) = known else {
+        let target = target.and_then(|name| wire_name(&name).ok());
+        let Some(target) = target else {
             return answer_empty(false);
         };
         Step::Settled(Decision {
-            reply: Reply::with(vec![RData::PTR(PTR(known))], LOCAL_TTL),
+            reply: Reply::with(vec![RData::PTR(PTR(target))], LOCAL_TTL),
             outcome: QueryOutcome::Local,
             record: None,
         })
@@ -512,9 +517,9 @@ pub fn fuzz_check(bytes: &[u8]) {
     let settings = Arc::new(Settings::default());
     let snapshot = Arc::new(PolicySnapshot::without_bundles(settings));
     let policy = NamePolicy::from(snapshot);
-    let now = policy.clone();
+    let current_policy = policy.clone();
     let server = NameServer::new(
-        Box::new(move |_| now.clone()),
+        Box::new(move |_| current_policy.clone()),
         Questions::default(),
         DnsLimits::default(),
         DnsMetrics::default(),

@@ -5,7 +5,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use decide::subject::Recorded;
+use decide::subject::RecheckData;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, Version};
 use http_body_util::{BodyExt, Limited};
@@ -163,7 +163,7 @@ pub fn prepare(
 fn build_outgoing(
     message: PipelineRequest,
     target: &Target,
-) -> Result<RequestParts<(Option<ClientUpgrade>, Recorded)>, RequestRefusal> {
+) -> Result<RequestParts<(Option<ClientUpgrade>, RecheckData)>, RequestRefusal> {
     let PipelineRequest {
         head,
         body,

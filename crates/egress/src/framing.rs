@@ -80,6 +80,7 @@ pub struct FramingGuard<IO> {
     held: BytesMut,
     /// The number of checked bytes at the start of `held`, which may be passed on.
     checked: usize,
+    /// The number of bytes that were read and dropped after a fault.
     dropped: usize,
     /// The last value written to [`Shared::is_inside_head`].
     is_inside_head: bool,
@@ -197,7 +198,7 @@ impl<IO> FramingGuard<IO> {
 
     /// Checks the held bytes, none of which are checked yet.
     fn check_held(&mut self) {
-        let (checked, result) = self.tracker.follow(&self.held);
+        let (checked, result) = self.tracker.check_bytes(&self.held);
         self.checked = checked;
         self.record_result(result);
     }
@@ -371,7 +372,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for FramingGuard<IO> {
             if read.is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            let (checked, result) = this.tracker.follow(read);
+            let (checked, result) = this.tracker.check_bytes(read);
             if result.is_ok() {
                 this.held
                     .extend_from_slice(read.get(checked..).unwrap_or_default());
@@ -449,7 +450,7 @@ struct GuardOutput {
 impl GuardOutput {
     fn run(bytes: &[u8], step: usize) -> Self {
         let pieces = ChunkedReader { rest: bytes, step };
-        let (mut guard, faults) = FramingGuard::new(pieces, HeadLimits::default());
+        let (mut guard, guard_handle) = FramingGuard::new(pieces, HeadLimits::default());
         let mut cx = Context::from_waker(Waker::noop());
         let mut out = Vec::new();
         let mut space = [0; 1024];
@@ -462,13 +463,13 @@ impl GuardOutput {
                 }
                 Poll::Ready(Ok(()) | Err(_)) | Poll::Pending => {}
             }
-            let pending_upgrade = lock(&faults.0).pending_upgrade;
+            let pending_upgrade = lock(&guard_handle.0).pending_upgrade;
             match pending_upgrade {
-                Some(ordinal) if guard.tracker.is_upgrade_pending() => faults.resume(ordinal),
+                Some(ordinal) if guard.tracker.is_upgrade_pending() => guard_handle.resume(ordinal),
                 _ => break,
             }
         }
-        let fault = lock(&faults.0).fault.take();
+        let fault = lock(&guard_handle.0).fault.take();
         Self { out, fault }
     }
 }

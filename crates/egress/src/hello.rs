@@ -1,8 +1,8 @@
 //! TLS ClientHello parser: detects TLS at the start of a connection, and replays every byte.
 //!
 //! A parser that stopped at the first segment or the first record would let a client choose which
-//! bytes the policy checks. So this one joins records and fragments, refuses everything ambiguous,
-//! and replays every byte to the next reader.
+//! bytes the policy checks. So this parser joins records and fragments, refuses every ambiguous
+//! hello, and replays every byte to the next reader.
 //!
 //! **Never here:** a handshake. The TLS server reads the same bytes again.
 
@@ -26,10 +26,10 @@ const MAX_HELLO: usize = 64 * 1024;
 /// Buffer size of the first read: most hellos fit.
 const FIRST_READ: usize = 2 * 1024;
 
-/// Most extensions of a hello. Browsers send about twenty.
+/// Maximum number of extensions of a hello. Browsers send about twenty.
 const MAX_EXTENSIONS: usize = 128;
 
-/// Most ALPN protocols of a hello.
+/// Maximum number of ALPN protocols of a hello.
 const MAX_PROTOCOLS: usize = 32;
 
 /// Longest server name (RFC 1035, section 2.3.4).
@@ -44,9 +44,11 @@ const CLIENT_HELLO: u8 = 1;
 /// Longest payload of a record (RFC 8446, section 5.1).
 const MAX_RECORD: usize = 1 << 14;
 
-/// Extension types: RFC 6066, RFC 7301 and RFC 9849.
+/// Extension type of the server name (RFC 6066).
 const SERVER_NAME: u16 = 0;
+/// Extension type of the ALPN protocols (RFC 7301).
 const PROTOCOLS: u16 = 16;
+/// Extension type of the encrypted ClientHello (RFC 9849).
 const ENCRYPTED_HELLO: u16 = 0xfe0d;
 
 /// The protocol that a connection starts with.
@@ -286,6 +288,7 @@ impl HandshakeMessage {
     }
 }
 
+/// Length of a record header.
 const RECORD_HEADER: usize = 5;
 
 impl Hello {

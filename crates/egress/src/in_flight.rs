@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use atomic_waker::AtomicWaker;
 use config::section::git::MirrorSettings;
-use decide::subject::Recorded;
+use decide::subject::RecheckData;
 use policy::allowlist::Target;
 use policy::answer::ApprovalAnswers;
 use policy::host::Host;
@@ -55,7 +55,7 @@ pub struct AuthorizedRequest {
     /// Whether TLS is used.
     pub tls: bool,
     /// The parts of the decision that a recheck needs.
-    pub recorded: Recorded,
+    pub recorded: RecheckData,
     /// The operator's answers.
     pub answers: ApprovalAnswers,
 }
@@ -70,7 +70,7 @@ pub struct AuthorizedConnection {
     /// The program, if known.
     pub program: Option<String>,
     /// The parts of the decision that a recheck needs.
-    pub recorded: Recorded,
+    pub recorded: RecheckData,
     /// The operator's answers.
     pub answers: ApprovalAnswers,
 }
@@ -234,7 +234,7 @@ pub(crate) mod tests {
             host: Host::parse(host).unwrap(),
             port: 443,
             program: None,
-            recorded: Recorded::default(),
+            recorded: RecheckData::default(),
             answers: ApprovalAnswers::default(),
         }))
     }

@@ -84,20 +84,20 @@ async fn why(cx: &RequestCx, id: &str) -> Response<MessageBody> {
             &json!({"error": "Invalid request id: it must have 26 letters and digits."}),
         );
     };
-    if let Some(one) = cx.sandbox.explain(id) {
+    if let Some(refusal) = cx.sandbox.explain(id) {
         return json_response(
             StatusCode::OK,
             &json!({
                 "request_id": id,
-                "error": one.message,
-                "verdict": one.verdict,
-                "reason": one.reason.code(),
-                "says": one.reason.description(),
-                "rule": one.rule.as_str(),
-                "stage": one.stage.as_str(),
-                "host": one.host,
-                "method": one.method,
-                "path": one.path,
+                "error": refusal.message,
+                "verdict": refusal.verdict,
+                "reason": refusal.reason.code(),
+                "says": refusal.reason.description(),
+                "rule": refusal.rule.as_str(),
+                "stage": refusal.stage.as_str(),
+                "host": refusal.host,
+                "method": refusal.method,
+                "path": refusal.path,
             }),
         );
     }

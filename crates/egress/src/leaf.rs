@@ -12,7 +12,7 @@ use rustls::server::ProducesTickets;
 
 use crate::authority::{AuthorityError, CertificateAuthority};
 
-/// Most cached hosts. An agent can connect to any number of names.
+/// Maximum number of cached hosts. An agent can connect to any number of names.
 const MAX_HOSTS: usize = 512;
 
 /// Remaining validity below which a leaf is replaced.
@@ -82,14 +82,14 @@ impl CertificateCache {
 
     fn slot(&self, host: &Host, authority: &CertificateAuthority, now: UnixMillis) -> Arc<Slot> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let good = |slot: &Slot| {
+        let is_usable = |slot: &Slot| {
             let ends = slot.since.plus(crate::authority::LEAF_LIFETIME);
             slot.root == authority.name()
                 && ends > now.plus(MIN_LIFETIME_LEFT)
                 && slot.since <= now
                 && !matches!(slot.config.get(), Some(Err(_)))
         };
-        if let Some(slot) = slots.get(host).filter(|slot| good(slot)) {
+        if let Some(slot) = slots.get(host).filter(|slot| is_usable(slot)) {
             return Arc::clone(slot);
         }
         if slots.len() >= MAX_HOSTS && !slots.contains_key(host) {
@@ -160,9 +160,12 @@ mod tests {
             let threads: Vec<_> = (0..16)
                 .map(|_| scope.spawn(|| cache.server_config(&host("x.example"), NOW).unwrap()))
                 .collect();
-            threads.into_iter().map(|one| one.join().unwrap()).collect()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
         });
-        assert!(all.iter().all(|one| Arc::ptr_eq(one, &all[0])));
+        assert!(all.iter().all(|config| Arc::ptr_eq(config, &all[0])));
         let other = cache.server_config(&host("y.example"), NOW).unwrap();
         assert!(!Arc::ptr_eq(&other, &all[0]));
     }

@@ -26,7 +26,7 @@ type Row = (SandboxId, String, Reading);
 impl LimitMetrics {
     fn rows(&self) -> Vec<Row> {
         let now = self.0.clock().tick();
-        let of = |sandbox: Arc<SandboxState>| {
+        let rows_of = |sandbox: Arc<SandboxState>| {
             let snapshot = self.0.snapshot_for(Some(&sandbox));
             let readings = sandbox.upstreams.readings(&snapshot.settings, now);
             let id = sandbox.id().clone();
@@ -36,7 +36,7 @@ impl LimitMetrics {
         self.0
             .sandboxes_with_state()
             .into_iter()
-            .flat_map(of)
+            .flat_map(rows_of)
             .collect()
     }
 }

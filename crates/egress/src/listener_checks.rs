@@ -166,9 +166,9 @@ fn reachable_address(address: SocketAddr) -> SocketAddr {
 
 /// The same address, at a port that the system chooses.
 fn with_any_port(address: SocketAddr) -> SocketAddr {
-    let mut own = address;
-    own.set_port(0);
-    own
+    let mut local = address;
+    local.set_port(0);
+    local
 }
 
 fn key(address: SocketAddr) -> (IpAddr, u16) {
@@ -213,12 +213,12 @@ mod tests {
     async fn wildcard_listener_is_checked_on_the_loopback() {
         let checks = ListenerChecks::default();
         assert_eq!(checks.run().await, []);
-        for (given, expected) in [
+        for (listener, expected) in [
             ("0.0.0.0:8080", "127.0.0.1:8080"),
             ("[::]:8080", "[::1]:8080"),
             ("127.0.0.2:8080", "127.0.0.2:8080"),
         ] {
-            let reached = reachable_address(given.parse().unwrap());
+            let reached = reachable_address(listener.parse().unwrap());
             assert_eq!(reached, expected.parse().unwrap());
         }
     }

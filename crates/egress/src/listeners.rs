@@ -55,7 +55,7 @@ pub enum SandboxSocket {
     /// A datagram socket.
     Datagram(OwnedFd),
     /// A raw socket that receives connection attempts to ports without a listener.
-    Closed(OwnedFd),
+    ClosedPorts(OwnedFd),
 }
 
 /// Serves a sandbox's sockets until `stop`. Returns when every connection has ended.
@@ -102,7 +102,7 @@ pub async fn serve(
                 let stop = stop.clone();
                 tasks.spawn(dns::serve_datagrams(server, datagrams, source, audit, stop));
             }
-            SandboxSocket::Closed(socket) => {
+            SandboxSocket::ClosedPorts(socket) => {
                 let watching =
                     closed_ports::watch(Arc::clone(&services), Arc::clone(&state), socket);
                 let sandbox = sandbox.clone();
@@ -241,7 +241,7 @@ async fn accept_sandbox(
                 hello: None,
                 caller: ProgramLookup::default(),
             },
-            place: slot.map(Arc::new),
+            connection_slot: slot.map(Arc::new),
             stop: stop.clone(),
             tasks: tasks.clone(),
         };
@@ -349,7 +349,7 @@ async fn accept_shared(
                 hello: None,
                 caller: ProgramLookup::default(),
             },
-            place: Some(Arc::new(slot)),
+            connection_slot: Some(Arc::new(slot)),
             stop: stop.clone(),
             tasks: tasks.clone(),
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use decide::subject::Recorded;
+use decide::subject::RecheckData;
 use http::HeaderMap;
 use http::request::Parts;
 use http_body_util::BodyExt;
@@ -38,7 +38,7 @@ pub struct PipelineRequest {
     /// The client connection, if it may upgrade, and the framing guard to notify.
     pub upgrade: Option<(OnUpgrade, Option<Handover>)>,
     /// The parts of the decision that a recheck needs.
-    pub recorded: Recorded,
+    pub recorded: RecheckData,
     /// Whether a credential may be added.
     pub credentials: Credentials,
 }

@@ -19,6 +19,7 @@ use self::timer::Timer;
 use self::upstream_failures::UpstreamFailures;
 use crate::stage::Stage;
 
+/// Methods that are label values.
 const METHODS: [&str; 9] = [
     "GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE",
 ];
@@ -168,7 +169,7 @@ impl TrafficMetrics {
         );
         registry.register(
             "proxy_request_duration_seconds",
-            "From a request's head to its answer's last byte",
+            "Time from a request's head to its response's last byte",
             self.durations.clone(),
         );
         registry.register(
@@ -199,7 +200,7 @@ impl TrafficMetrics {
     }
 
     /// Counts a request that ended.
-    pub fn count_request(&self, event: &AuditEvent, took: Duration) {
+    pub fn count_request(&self, event: &AuditEvent, duration: Duration) {
         let listed = |method: &str| METHODS.iter().find(|listed| **listed == method).copied();
         let allowed = event.verdict == Some(VerdictKind::Allow);
         let upstream = match (event.verdict, &event.rule) {
@@ -217,10 +218,10 @@ impl TrafficMetrics {
         self.requests.get_or_create(&labels).inc();
         let verdict = event.verdict.map_or("none", VerdictKind::as_str);
         if allowed {
-            self.allowed.observe(took);
+            self.allowed.observe(duration);
         } else {
             let durations = self.durations.get_or_create(&VerdictLabels { verdict });
-            durations.observe(took);
+            durations.observe(duration);
         }
     }
 
@@ -256,10 +257,10 @@ impl TrafficMetrics {
     }
 
     /// Records the duration of a stage.
-    pub fn observe_stage(&self, stage: Stage, took: Duration) {
+    pub fn observe_stage(&self, stage: Stage, duration: Duration) {
         let mut stages = self.by_stage.iter();
-        if let Some((_, times)) = stages.find(|(timed, _)| *timed == stage) {
-            times.observe(took);
+        if let Some((_, timer)) = stages.find(|(timed_stage, _)| *timed_stage == stage) {
+            timer.observe(duration);
         }
     }
 

@@ -68,11 +68,11 @@ pub struct Mirror {
 
 /// Maximum age of the mirror's content for a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Age {
+pub enum MaxAge {
     /// The mirror is refreshed first.
-    Now,
+    Zero,
     /// A refresh within the last minute is sufficient.
-    Recent,
+    OneMinute,
 }
 
 /// A finished refresh.
@@ -213,11 +213,11 @@ impl Mirror {
         &self,
         access: &UpstreamAccess<'_>,
         request: Vec<u8>,
-        age: Age,
+        max_age: MaxAge,
     ) -> Result<ChildOutput, MirrorError> {
-        match age {
-            Age::Now => self.refresh(access).await?,
-            Age::Recent => self.refresh_if_old(access).await?,
+        match max_age {
+            MaxAge::Zero => self.refresh(access).await?,
+            MaxAge::OneMinute => self.refresh_if_old(access).await?,
         }
         self.upload_pack_rpc(request.into(), Some("version=2"))
             .await

@@ -78,7 +78,7 @@ async fn send_checked(
         (Verdict::Deny(denial), _) => return Err(RequestRefusal::new(stage, *denial)),
         // The push already waits for the operator.
         (Verdict::Ask(question), _) => {
-            return Err(RequestRefusal::new(stage, question.unattended()));
+            return Err(RequestRefusal::new(stage, question.unattended_denial()));
         }
         (_, None) => {
             return Err(RequestRefusal::new(

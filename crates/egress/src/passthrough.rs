@@ -76,7 +76,7 @@ where
         has_ech: hello.has_ech,
         client: &mut io,
         earlier_pass: None,
-        label_paid: false,
+        label_taken: false,
         asking_check: Check::Allowlist,
         waiting: None,
         log,
@@ -129,7 +129,9 @@ struct HeldConnection<'a, IO> {
     client: &'a mut ReplayStream<IO>,
     /// The rate limit token that the connection has taken.
     earlier_pass: Option<RateLimitPass>,
-    label_paid: bool,
+    /// Whether the connection has taken its token of the label budget.
+    label_taken: bool,
+    /// The check that asked for an approval.
     asking_check: Check,
     /// The entry in the in-flight set while the connection waits.
     waiting: Option<InFlight>,
@@ -188,9 +190,9 @@ where
                 return Ok(Attempt::Ask(question));
             }
         }
-        if !self.label_paid {
+        if !self.label_taken {
             admission::take_label(&cx, host, port)?;
-            self.label_paid = true;
+            self.label_taken = true;
         }
         let authorized = Authorized::Passthrough(Box::new(AuthorizedConnection {
             host: host.clone(),

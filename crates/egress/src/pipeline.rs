@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use decide::checks::Check;
-use decide::decision::Decided;
+use decide::decision::DecisionOutcome;
 use decide::hold::{self, Attempt, HeldSubject, Holding};
 use decide::subject::{BodyFacts, HeadFacts, RepositoryAccess, RequestFacts, Subject};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, EXPECT, HeaderMap, HeaderValue};
@@ -223,7 +223,7 @@ async fn run_stages(
         head,
         destination,
         upgrade: upgrade.map(|upgrade| (upgrade, handover)),
-        recorded: decide::subject::Recorded::default(),
+        recorded: decide::subject::RecheckData::default(),
         credentials: Credentials::Granted,
     };
 
@@ -276,12 +276,12 @@ async fn answer_internal(
     log: &mut RequestLog,
 ) -> Result<ClientResponse, RequestRefusal> {
     if smart_http::is_for_mirror(target) {
-        let visitor = MirrorRequest {
+        let mirror_request = MirrorRequest {
             cx,
             registration: identity.registration(),
             host: &target.host,
         };
-        return smart_http::answer(&visitor, target, &head.headers, body, log).await;
+        return smart_http::answer(&mirror_request, target, &head.headers, body, log).await;
     }
     let _pass = take_token(cx, &target.host, log)?;
     if internal::is_for_tools(target)
@@ -495,7 +495,7 @@ impl HeldRequest<'_> {
     /// The permit of the decision, or the question for an approval.
     fn permit_of(
         &mut self,
-        decided: &mut Decided,
+        decided: &mut DecisionOutcome,
         cx: &RequestCx,
         message: &PipelineRequest,
     ) -> Result<Result<policy::allowlist::Permit, Box<Question>>, RequestRefusal> {
@@ -540,7 +540,7 @@ impl HeldRequest<'_> {
         &mut self,
         cx: &RequestCx,
         request: &mut CheckedRequest,
-        decided: &Decided,
+        decided: &DecisionOutcome,
         plan: BodyPlan,
         answers: &ApprovalAnswers,
     ) -> Result<Inspection, RequestRefusal> {
@@ -620,7 +620,9 @@ impl HeldRequest<'_> {
             body: &body,
             registration: request.identity().registration(),
         };
-        let decided = cx.decide(Subject::RequestBody(facts), &answers).now();
+        let decided = cx
+            .decide(Subject::RequestBody(facts), &answers)
+            .into_outcome();
         let rule = decided.recorded.github.clone();
         decided
             .refusal()
@@ -691,9 +693,9 @@ enum PushStep {
 }
 
 /// Chooses how the body of a request is read.
-fn plan(cx: &RequestCx, request: &CheckedRequest, decided: &Decided) -> BodyPlan {
+fn plan(cx: &RequestCx, request: &CheckedRequest, decided: &DecisionOutcome) -> BodyPlan {
     let target = request.permit().target();
-    if GithubRules::speaks_for(&target.host)
+    if GithubRules::applies_to_host(&target.host)
         && cx.snapshot.github.wants_body(&target.method, &target.path)
     {
         return BodyPlan::Buffer(MAX_INSPECTED_BODY);
@@ -750,7 +752,11 @@ fn is_encoded(headers: &HeaderMap) -> bool {
 }
 
 /// The refusal of a repository request: git shows only plain text to its user.
-fn git_refusal(denial: Denial, decided: &Decided, message: &PipelineRequest) -> RequestRefusal {
+fn git_refusal(
+    denial: Denial,
+    decided: &DecisionOutcome,
+    message: &PipelineRequest,
+) -> RequestRefusal {
     let refusal = RequestRefusal::new(Stage::Git, denial);
     let in_text = match &decided.repository {
         Some(repository) => matches!(
@@ -760,7 +766,7 @@ fn git_refusal(denial: Denial, decided: &Decided, message: &PipelineRequest) -> 
         None => refusal.denial.rule.as_str() == "git.hosts" && message.head.method == "GET",
     };
     match in_text {
-        true => refusal.in_text(),
+        true => refusal.as_plain_text(),
         false => refusal,
     }
 }

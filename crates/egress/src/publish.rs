@@ -26,7 +26,7 @@ pub trait PortConnector: Send + Sync + 'static {
 /// Forwards every connection until `stop`, then ends all connections.
 pub async fn serve(
     listener: StdListener,
-    inside: Arc<dyn PortConnector>,
+    connector: Arc<dyn PortConnector>,
     stop: CancellationToken,
 ) -> Result<()> {
     listener.set_nonblocking(true)?;
@@ -42,7 +42,7 @@ pub async fn serve(
             () = stop.cancelled() => break,
             next = next => next,
         };
-        let outside = match accepted {
+        let client = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::debug!(%error, "accepting a connection to a published port failed");
@@ -50,12 +50,12 @@ pub async fn serve(
                 continue;
             }
         };
-        let (inside, stop) = (Arc::clone(&inside), stop.clone());
+        let (connector, stop) = (Arc::clone(&connector), stop.clone());
         tasks.spawn(async move {
             let _slot = slot;
             tokio::select! {
                 () = stop.cancelled() => {}
-                forwarded = forward(outside, &*inside) => {
+                forwarded = forward(client, &*connector) => {
                     if let Err(error) = forwarded {
                         tracing::debug!(%error, "connection to a published port failed");
                     }
@@ -71,10 +71,10 @@ pub async fn serve(
 }
 
 /// Forwards one connection. If the port has no listener in the sandbox, the connection is closed.
-async fn forward(mut outside: TcpStream, inside: &dyn PortConnector) -> Result<()> {
-    let stream = inside.connect().await?;
+async fn forward(mut client: TcpStream, connector: &dyn PortConnector) -> Result<()> {
+    let stream = connector.connect().await?;
     stream.set_nonblocking(true)?;
     let mut stream = TcpStream::from_std(stream)?;
-    tokio::io::copy_bidirectional(&mut outside, &mut stream).await?;
+    tokio::io::copy_bidirectional(&mut client, &mut stream).await?;
     Ok(())
 }

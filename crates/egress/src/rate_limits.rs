@@ -1,7 +1,8 @@
 //! Rate limits and circuit breakers of one sandbox.
 //!
-//! Only hosts that a rule names have a bucket and a breaker of their own, up to a limit. All other
-//! hosts share one, so that a million invented names take no memory and share one rate.
+//! Only hosts that are in a rule have their own bucket and breaker, up to a limit. All other hosts
+//! share a bucket and a breaker, so that a million invented names take no memory and share one
+//! rate.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::{NonZeroU32, NonZeroU64};
@@ -13,10 +14,10 @@ use policy::bucket::{Rate, RateLimitPass, RateLimitWait, TokenBucket};
 use policy::clock::Tick;
 use policy::host::{GATE_HOST, Host, HostPattern};
 
-/// The label of hosts that no rule names.
+/// The label of hosts that are in no rule.
 pub const OTHER: &str = "other";
 
-/// Hosts with a bucket and a breaker of their own.
+/// Maximum number of hosts with their own bucket and breaker.
 const MAX_HOSTS: usize = 1024;
 
 /// Rate of all requests of a sandbox together: 20 000 per second, with a burst of 40 000.
@@ -32,7 +33,7 @@ pub struct UpstreamLimits(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     total: TokenBucket,
-    /// For hosts that no rule names, and hosts beyond [`MAX_HOSTS`].
+    /// For hosts that are in no rule, and hosts beyond [`MAX_HOSTS`].
     unnamed_hosts: Entry,
     /// For the gate's own name, so that requests to unknown hosts do not use up the rate of tools
     /// and mirrors.
@@ -77,7 +78,7 @@ pub struct HostReading {
 }
 
 impl HostReading {
-    /// The worse values of both.
+    /// The worse value of each field.
     fn worst(self, other: Self) -> Self {
         let severity = |state: BreakerState| match state {
             BreakerState::Closed => 0,
@@ -107,8 +108,12 @@ pub fn label(settings: &Settings, host: &Host) -> String {
     match rules.and_then(|rules| rules.first()) {
         None => OTHER.to_owned(),
         Some(rule) => match &rule.pattern {
-            HostPattern::Below(_) if !settings.names_upstream(host) => rule.pattern.to_string(),
-            HostPattern::Below(_) | HostPattern::Exact(_) | HostPattern::Ip(_) => host.to_string(),
+            HostPattern::Wildcard(_) if !settings.has_upstream_entry(host) => {
+                rule.pattern.to_string()
+            }
+            HostPattern::Wildcard(_) | HostPattern::Exact(_) | HostPattern::Ip(_) => {
+                host.to_string()
+            }
         },
     }
 }

@@ -66,14 +66,14 @@ impl RequestRefusal {
 
     /// Changes the form to plain text.
     #[must_use]
-    pub fn in_text(mut self) -> Self {
+    pub fn as_plain_text(mut self) -> Self {
         self.form = Form::Text;
         self
     }
 
     /// Changes the form to a push report.
     #[must_use]
-    pub fn of_push(mut self, rejected: RejectedPush) -> Self {
+    pub fn as_push_report(mut self, rejected: RejectedPush) -> Self {
         self.form = Form::Push(Box::new(rejected));
         self
     }
@@ -302,7 +302,7 @@ fn hint(reason: Reason) -> &'static str {
         Reason::ConnectFailed | Reason::TlsUpstream | Reason::UpstreamTimeout => {
             "The rules allow this request, but the upstream failed. Try again later."
         }
-        _ => "The operator can see it with 'palisade why' and this request_id.",
+        _ => "The operator can see the details with 'palisade why' and this request_id.",
     }
 }
 
@@ -342,7 +342,7 @@ mod tests {
         let denial = Denial::new(Reason::GitRepo, "git:repositories")
             .with_message("Repo not authorized: o/r")
             .with_evidence("for the operator");
-        let refusal = RequestRefusal::new(Stage::Git, denial).in_text();
+        let refusal = RequestRefusal::new(Stage::Git, denial).as_plain_text();
         let (head, body) = refusal.answer(None, id()).into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
         let text = str::from_utf8(&bytes).unwrap();
@@ -356,7 +356,7 @@ mod tests {
     #[tokio::test]
     async fn oversized_push_keeps_the_keys_that_clients_read() {
         let (bytes, limit) = (250_000_000, 209_715_200);
-        let denial = size::denial(bytes, limit).with(Detail::Size { bytes, limit });
+        let denial = size::denial(bytes, limit).with_detail(Detail::Size { bytes, limit });
         let (status, _, body) = read(&RequestRefusal::new(Stage::Git, denial)).await;
         assert_eq!(status, 413);
         assert_eq!(body["error"], "Push size exceeds limit");
@@ -383,7 +383,7 @@ mod tests {
             let denial = Denial::new(Reason::GitProtected, "git:protected:main")
                 .with_message("refs/heads/main is protected.")
                 .with_evidence("for the operator");
-            RequestRefusal::new(Stage::Git, denial).of_push(RejectedPush {
+            RequestRefusal::new(Stage::Git, denial).as_push_report(RejectedPush {
                 capabilities: PushCapabilities {
                     report,
                     side_band: true,
@@ -436,7 +436,7 @@ mod tests {
             upstream: "x.example".to_owned(),
             after,
         };
-        let refusal = RequestRefusal::new(Stage::Rate, denial.with(retry(1)));
+        let refusal = RequestRefusal::new(Stage::Rate, denial.with_detail(retry(1)));
         let (status, headers, body) = read(&refusal).await;
         assert_eq!(
             (status.as_u16(), &headers[RETRY_AFTER]),
@@ -452,7 +452,7 @@ mod tests {
         }
 
         let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
-        let refusal = RequestRefusal::new(Stage::Breaker, denial.with(retry(17)));
+        let refusal = RequestRefusal::new(Stage::Breaker, denial.with_detail(retry(17)));
         let (status, _, body) = read(&refusal).await;
         assert_eq!(status, 503);
         assert_eq!(body["error"], "Service temporarily unavailable");

@@ -185,11 +185,11 @@ fn named_authority(request: &Parts) -> Result<Authority, Denial> {
                 Ok(target)
             } else {
                 Err(mismatch_denial(format!(
-                    "the request target names {target} and the Host header {host}"
+                    "the request target has the host {target} and the Host header has {host}"
                 )))
             }
         }
-        (Some(one), None) | (None, Some(one)) => Ok(one),
+        (Some(authority), None) | (None, Some(authority)) => Ok(authority),
         (None, None) => Err(framing_denial("the request has no Host")),
     }
 }

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use decide::decision::{Cx, Decided, Deciding, decide};
+use decide::decision::{Cx, DecisionFuture, DecisionOutcome, decide};
 use decide::snapshot::PolicySnapshot;
 use decide::subject::{Mode, Subject};
 use policy::answer::{ApprovalAnswer, ApprovalAnswers};
@@ -38,7 +38,7 @@ impl RequestCx {
         }
     }
 
-    /// The same context under the rules in force now.
+    /// A copy of the context with the rules in force now.
     #[must_use]
     pub fn renewed(&self) -> Self {
         Self::new(&self.services, &self.sandbox)
@@ -55,7 +55,7 @@ impl RequestCx {
         &'a self,
         subject: Subject<'a>,
         answers: &'a ApprovalAnswers,
-    ) -> Deciding<'a> {
+    ) -> DecisionFuture<'a> {
         let cx = Cx {
             snapshot: &self.snapshot,
             answers,
@@ -66,9 +66,12 @@ impl RequestCx {
     }
 
     /// Records the log entries and failures of policy bundles.
-    pub async fn record_bundles(&self, decided: &Decided, log: &mut RequestLog) {
+    pub async fn record_bundles(&self, decided: &DecisionOutcome, log: &mut RequestLog) {
         let Some(run) = &decided.bundles else { return };
-        let failed = run.evaluations.iter().filter(|one| one.failure.is_some());
+        let failed = run
+            .evaluations
+            .iter()
+            .filter(|evaluation| evaluation.failure.is_some());
         for _ in failed {
             self.services.metrics().count_undecided();
         }

@@ -36,10 +36,15 @@ pub struct RequestLog {
     pub tally: Arc<Tally>,
     services: Arc<Services>,
     sandbox: Option<Arc<SandboxState>>,
-    begun: Instant,
-    last: Instant,
+    /// The time at which the request began.
+    start: Instant,
+    /// The time at which the last stage ended.
+    last_stage_end: Instant,
+    /// The audit slot, which is released when the record is written.
     slot: Option<OwnedSemaphorePermit>,
+    /// Whether the record is not written.
     discarded: bool,
+    /// Whether the response body was interrupted.
     interrupted: bool,
 }
 
@@ -64,8 +69,8 @@ impl RequestLog {
             tally: Arc::default(),
             services: Arc::clone(services),
             sandbox: sandbox.cloned(),
-            begun: now,
-            last: now,
+            start: now,
+            last_stage_end: now,
             slot,
             discarded: false,
             interrupted: false,
@@ -75,10 +80,10 @@ impl RequestLog {
     /// Records the duration of a stage that has ended.
     pub fn end_stage(&mut self, stage: Stage) {
         let now = Instant::now();
-        let took = now - self.last;
-        self.last = now;
-        self.services.metrics().observe_stage(stage, took);
-        let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
+        let duration = now - self.last_stage_end;
+        self.last_stage_end = now;
+        self.services.metrics().observe_stage(stage, duration);
+        let ms = (duration.as_secs_f64() * 1e6).round() / 1e3;
         self.event.ms.insert(stage.as_str(), ms);
     }
 
@@ -96,7 +101,7 @@ impl RequestLog {
 
     /// Restarts the stage timer after an approval or a change of the rules: waiting is no stage.
     pub fn restart_stage_timer(&mut self) {
-        self.last = Instant::now();
+        self.last_stage_end = Instant::now();
     }
 
     /// Records why the request ended. A disconnected client and a failed upstream are no
@@ -171,11 +176,11 @@ impl Drop for RequestLog {
             std::mem::replace(&mut self.event, Box::new(AuditEvent::new(Kind::Lifecycle)));
         event.bytes_in = self.tally.sent.load(Ordering::Relaxed);
         event.bytes_out = self.tally.received.load(Ordering::Relaxed);
-        let took = self.begun.elapsed();
-        let total = (took.as_secs_f64() * 1e6).round() / 1e3;
+        let duration = self.start.elapsed();
+        let total = (duration.as_secs_f64() * 1e6).round() / 1e3;
         event.ms.insert("total", total);
         let metrics = self.services.metrics();
-        metrics.count_request(&event, took);
+        metrics.count_request(&event, duration);
         metrics.count_git_operation(&event, self.answer_end());
         let slot = self.slot.take();
         self.services.write(event, slot);

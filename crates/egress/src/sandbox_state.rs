@@ -1,5 +1,5 @@
-//! The runtime state of one sandbox in the gate: limits, pools, grants, requests in flight. It is
-//! never visible to another sandbox.
+//! The runtime state of one sandbox in the gate: limits, pools, grants, requests in flight. The
+//! state is never visible to another sandbox.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

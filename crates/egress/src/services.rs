@@ -308,11 +308,11 @@ impl Services {
             grants: Some(&sandbox.grants),
             now: self.clock.tick(),
         };
-        let decided = decide(subject, Mode::Recheck, cx).now();
+        let decided = decide(subject, Mode::Recheck, cx).into_outcome();
         match &decided.verdict {
             // A request in flight cannot wait for an approval.
             Verdict::Ask(question) if self.questions.is_attended() => {
-                let denial = question.refused(Reason::AskTimeout);
+                let denial = question.denial(Reason::AskTimeout);
                 Err(denial.with_message(APPROVAL_ENDED))
             }
             _ => decided.refusal().map(drop),

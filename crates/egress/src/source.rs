@@ -60,7 +60,7 @@ impl ConnectionSource {
         // A claim that is not text, or two claims, match no registered id.
         let claimed = match (claims.next(), claims.next()) {
             (None, _) => None,
-            (Some(one), None) => Some(one.to_str().unwrap_or_default()),
+            (Some(claim), None) => Some(claim.to_str().unwrap_or_default()),
             (Some(_), Some(_)) => Some(""),
         };
         self.identify(services, claimed)
@@ -81,7 +81,7 @@ impl ConnectionSource {
         };
         identify(lookup, claimed, services.clock().wall()).map_err(|denial| {
             if let (Reason::IdentityExpired, Some(row)) = (denial.reason, row) {
-                services.registry().expired(&row.id);
+                services.registry().report_expiry(&row.id);
             }
             RequestRefusal::new(Stage::Identity, denial)
         })

@@ -48,7 +48,7 @@ pub struct TrialResult {
 }
 
 /// Decides about a request as the gate would, without side effects.
-pub async fn decide_trial(snapshot: &PolicySnapshot, question: &TrialRequest) -> TrialResult {
+pub async fn decide_trial(snapshot: &PolicySnapshot, request: &TrialRequest) -> TrialResult {
     let mut trial = TrialResult {
         host: None,
         port: None,
@@ -56,17 +56,17 @@ pub async fn decide_trial(snapshot: &PolicySnapshot, question: &TrialRequest) ->
         verdict: Err(Denial::new(Reason::BadName, "names")),
         unread: false,
     };
-    trial.verdict = run(snapshot, question, &mut trial).await;
+    trial.verdict = run(snapshot, request, &mut trial).await;
     trial
 }
 
 async fn run(
     snapshot: &PolicySnapshot,
-    question: &TrialRequest,
+    request: &TrialRequest,
     trial: &mut TrialResult,
 ) -> Result<RuleName, Denial> {
     let bad = |message: String| Denial::new(Reason::BadName, "names").with_message(message);
-    let url = &question.url;
+    let url = &request.url;
     let (tls, rest) = if let Some(rest) = url.strip_prefix("https://") {
         (true, rest)
     } else if let Some(rest) = url.strip_prefix("http://") {
@@ -91,7 +91,7 @@ async fn run(
     trial.port = Some(port);
     let path = CleanPath::parse(&path).map_err(|error| bad(format!("{error}.")))?;
     trial.path = Some(path.wire().to_owned());
-    let method = Method::parse(&question.method).map_err(|error| {
+    let method = Method::parse(&request.method).map_err(|error| {
         Denial::new(Reason::MethodDenied, "names").with_message(format!("{error}."))
     })?;
     trial.unread = tls && snapshot.passes_unread(&authority.host);
@@ -102,26 +102,26 @@ async fn run(
         grants: None,
         now: Tick::default(),
     };
-    let registration = question.registration.as_deref();
+    let registration = request.registration.as_deref();
     let (headers, host) = (HeaderMap::new(), authority.host);
     let subject = if trial.unread {
         Subject::Passthrough(PassthroughFacts {
-            sandbox: &question.sandbox,
+            sandbox: &request.sandbox,
             host: &host,
             port,
-            program: question.program.as_deref(),
+            program: request.program.as_deref(),
             registration,
             recorded: None,
         })
     } else {
         Subject::Request(RequestFacts {
             target: Target {
-                sandbox: question.sandbox.clone(),
+                sandbox: request.sandbox.clone(),
                 method,
                 host: host.clone(),
                 port,
                 path,
-                program: question.program.clone(),
+                program: request.program.clone(),
             },
             tls,
             head: HeadFacts::Headers {

@@ -14,8 +14,9 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-/// Limits of draining a body.
+/// Maximum time for which a body is drained.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of bytes that are drained.
 const MAX_DRAINED_BYTES: usize = 256 * 1024 * 1024;
 
 /// A request body that may be drained when it is dropped before its end.

@@ -4,7 +4,7 @@
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
-    reason = "a test that cannot go on should stop"
+    reason = "a failed expectation fails the test"
 )]
 
 #[path = "dialer/addresses.rs"]
@@ -35,7 +35,7 @@ use policy::host::Host;
 use policy::id::SandboxId;
 use testkit::ca::Ca;
 
-/// Settings as an operator writes them, in a directory with one root.
+/// Writes settings files as an operator does, in a directory with one CA certificate.
 struct Operator {
     directory: tempfile::TempDir,
     ca: Ca,
@@ -49,7 +49,7 @@ impl Operator {
         Self { directory, ca }
     }
 
-    /// Reads `egress:` with these lines below it.
+    /// Loads settings with `lines` as the section `egress`.
     fn settings(&self, lines: &str) -> Settings {
         let path = self.directory.path().join("palisade.yaml");
         let indented: String = lines.lines().map(|line| format!("  {line}\n")).collect();
@@ -57,7 +57,7 @@ impl Operator {
         config::load(Some(&path), &|_| None).unwrap_or_else(|bad| panic!("{bad:?}"))
     }
 
-    /// A dialer for which `name` is at `address`, with the test's root and `more` settings.
+    /// A dialer that resolves `name` to `address` and trusts the test's CA, with `more` settings.
     fn dialer(&self, name: &str, address: SocketAddr, more: &str) -> Dialer {
         let lines = format!("resolve: {{{name}: '{address}'}}\nextra_roots: [root.pem]\n{more}");
         Dialer::new(&self.settings(&lines)).unwrap()
@@ -96,17 +96,24 @@ fn post(path: &str, content: MessageBody) -> Request<MessageBody> {
     Request::post(path).body(content).unwrap()
 }
 
-/// A request of the gate's own.
-fn own(route: &Route, request: Request<MessageBody>) -> Outgoing {
+/// Wraps `request` as a request that the gate sends for itself.
+fn gate_request(route: &Route, request: Request<MessageBody>) -> Outgoing {
     Outgoing::gate_own(route.clone(), request)
 }
 
-async fn text(sent: UpstreamResponse) -> Bytes {
+async fn read_body(sent: UpstreamResponse) -> Bytes {
     sent.response.collect().await.unwrap().to_bytes()
 }
 
-/// Asks and reads the answer.
-async fn ask(dialer: &Dialer, who: &str, route: &Route, path: &str) -> Result<Bytes, DialError> {
-    let sent = dialer.send(&sandbox(who), own(route, get(path))).await?;
-    Ok(text(sent).await)
+/// Sends a GET as the sandbox `sandbox_name` and returns the response body.
+async fn fetch(
+    dialer: &Dialer,
+    sandbox_name: &str,
+    route: &Route,
+    path: &str,
+) -> Result<Bytes, DialError> {
+    let sent = dialer
+        .send(&sandbox(sandbox_name), gate_request(route, get(path)))
+        .await?;
+    Ok(read_body(sent).await)
 }

@@ -53,8 +53,8 @@ impl Accept for UnixListener {
 }
 
 /// Accepts connections until `stop`, and passes each to `begin`, which returns the task that serves
-/// it, or None to close it. At most `max` connections are open at a time. Returns the tasks that
-/// are still running, for the caller to wait for.
+/// the connection, or None to close it. At most `max` connections are open at a time. Returns the
+/// tasks that are still running, for the caller to wait for.
 pub async fn accept_all<A, Task>(
     listener: &A,
     max: usize,
@@ -97,7 +97,7 @@ where
 }
 
 /// Serves one connection until it ends. After `stop`, a request in flight may finish, within
-/// `grace` if that is set: a response stream may have no end of its own.
+/// `grace` if a grace period is set, because a response stream may be endless.
 pub async fn http1<S, B>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: S,
@@ -148,7 +148,7 @@ mod tests {
         /// A request is being handled.
         received: Notify,
         /// The request may be answered.
-        go: Notify,
+        may_respond: Notify,
     }
 
     /// A server for at most `max` connections, and its address.
@@ -166,7 +166,7 @@ mod tests {
                 Some(async move {
                     let service = service_fn(|_| async {
                         signals.received.notify_one();
-                        signals.go.notified().await;
+                        signals.may_respond.notified().await;
                         let answer = Response::new(Full::new(Bytes::from_static(b"well")));
                         Ok::<_, Infallible>(answer)
                     });
@@ -198,7 +198,7 @@ mod tests {
         let held = send_request(&address).await;
         signals.received.notified().await;
         stop.cancel();
-        signals.go.notify_one();
+        signals.may_respond.notify_one();
         assert!(read_response(held).await.ends_with("well"));
         running.await.unwrap();
         assert!(TcpStream::connect(&address).await.is_err());
@@ -209,9 +209,9 @@ mod tests {
         let (stop, signals) = (CancellationToken::new(), Arc::default());
         let (address, running) = server(1, &stop, &signals).await;
         let (first, second) = (send_request(&address).await, send_request(&address).await);
-        signals.go.notify_one();
+        signals.may_respond.notify_one();
         assert!(read_response(first).await.ends_with("well"));
-        signals.go.notify_one();
+        signals.may_respond.notify_one();
         assert!(read_response(second).await.ends_with("well"));
         stop.cancel();
         running.await.unwrap();

@@ -1,4 +1,4 @@
-//! Listening sockets of the program itself: for operators, for tools, for editors.
+//! Listening sockets of the gate's own services, for operators, tools and editors.
 //!
 //! ```text
 //!   PrivateSocket ─┐

@@ -8,7 +8,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::connections::Accept;
 
-/// `sun_path` holds 108 bytes, the last a NUL.
+/// Maximum length of a socket path in bytes: `sun_path` has 108 bytes, including a final NUL.
 pub const MAX_SOCKET_PATH: usize = 107;
 
 /// Why a socket could not be bound.
@@ -16,13 +16,13 @@ pub const MAX_SOCKET_PATH: usize = 107;
 pub enum PrivateSocketError {
     /// The path does not fit into a socket address.
     #[error(
-        "the socket's path is {length} bytes long, and {MAX_SOCKET_PATH} is the most the system \
-         takes: {path}; choose a shorter one"
+        "the socket path {path} is {length} bytes long, but the system allows at most \
+         {MAX_SOCKET_PATH}; choose a shorter path"
     )]
     TooLong {
         /// The path.
         path: PathBuf,
-        /// Its length, or that of the name it is made under.
+        /// The length of the path, or of the temporary path if that is longer.
         length: usize,
     },
     /// A file exists at the path that is not a socket.
@@ -50,7 +50,7 @@ pub struct PrivateSocket {
 }
 
 impl PrivateSocket {
-    /// Binds `path` with this mode, and replaces a socket that no process listens on.
+    /// Binds `path` with the file mode `mode`, and replaces a socket without a listening process.
     ///
     /// The socket is bound under a temporary name and renamed, so that it never exists with other
     /// permissions.
@@ -78,7 +78,7 @@ impl PrivateSocket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(fail(error)),
         }
-        // Left behind by a killed process with the same id.
+        // A killed process with the same process id may have left its temporary socket.
         if std::fs::symlink_metadata(&temporary).is_ok_and(|found| found.file_type().is_socket()) {
             std::fs::remove_file(&temporary).map_err(fail)?;
         }
@@ -127,18 +127,18 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_socket_without_a_listener_is_replaced() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         let first = PrivateSocket::bind(&path, 0o600).await.unwrap();
         let mode = std::fs::symlink_metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
         let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
         assert!(matches!(error, PrivateSocketError::InUse(_)), "{error}");
         // As after a kill: the file exists, but no process listens on it.
-        let aside = place.path().join("aside");
-        std::fs::rename(&path, &aside).unwrap();
+        let moved = directory.path().join("moved");
+        std::fs::rename(&path, &moved).unwrap();
         drop(first);
-        std::fs::rename(&aside, &path).unwrap();
+        std::fs::rename(&moved, &path).unwrap();
         let second = PrivateSocket::bind(&path, 0o660).await.unwrap();
         drop(second);
         assert!(!path.exists());
@@ -153,27 +153,27 @@ mod tests {
 
     #[tokio::test]
     async fn file_that_replaced_the_socket_is_not_removed() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         let socket = PrivateSocket::bind(&path, 0o600).await.unwrap();
         std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "another's").unwrap();
+        std::fs::write(&path, "replacement").unwrap();
         drop(socket);
-        assert_eq!(std::fs::read(&path).unwrap(), b"another's");
+        assert_eq!(std::fs::read(&path).unwrap(), b"replacement");
     }
 
     #[tokio::test]
     async fn too_long_path_is_refused_before_any_file_exists() {
-        let place = tempfile::tempdir().unwrap();
-        let room = MAX_SOCKET_PATH - place.path().as_os_str().len() - 1;
-        let path = place.path().join("x".repeat(room + 1));
+        let directory = tempfile::tempdir().unwrap();
+        let max_name = MAX_SOCKET_PATH - directory.path().as_os_str().len() - 1;
+        let path = directory.path().join("x".repeat(max_name + 1));
         let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
         assert!(
             matches!(error, PrivateSocketError::TooLong { .. }),
             "{error}"
         );
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
-        let path = place.path().join("x".repeat(room));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        let path = directory.path().join("x".repeat(max_name));
         PrivateSocket::bind(&path, 0o600).await.unwrap();
     }
 }

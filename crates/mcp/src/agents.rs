@@ -2,7 +2,7 @@
 //! as an editor or a coding agent on the operator's machine.
 //!
 //! ```text
-//!   client ── stdio ──▶ Agents ──▶ Workshop (a port) ──▶ gate, workbench, repository
+//!   client ── stdio ──▶ AgentServer ──▶ SandboxService (a port) ──▶ gate, workbench, repository
 //!                          └── after each changing tool: a snapshot on the sandbox's branch
 //! ```
 //!
@@ -52,6 +52,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most bytes of a diff in an answer.
 const MAX_DIFF_BYTES: usize = 256 << 10;
 
+/// Instructions for the model, in the answer to `initialize`.
 const INSTRUCTIONS: &str = "\
 Tools to work on this git repository inside a sandbox. Begin with sandbox-create; then read, \
 write, edit, patch, bash, ls, glob and grep work on the sandbox's own copy. Each change is \
@@ -71,11 +72,11 @@ pub enum ServeError {
     Service(String),
 }
 
-/// The MCP server. It remembers the sandboxes that were created in its session.
+/// The MCP server. The server stores which sandboxes were created in its session.
 #[derive(Clone)]
 pub struct AgentServer {
     service: Arc<dyn SandboxService>,
-    created: Arc<Mutex<Vec<SandboxId>>>,
+    created_sandboxes: Arc<Mutex<Vec<SandboxId>>>,
     tools: Arc<[Tool]>,
     calls: Arc<Semaphore>,
 }
@@ -85,8 +86,8 @@ impl AgentServer {
     pub fn new(service: Arc<dyn SandboxService>) -> Self {
         Self {
             service,
-            created: Arc::default(),
-            tools: tools::all().into(),
+            created_sandboxes: Arc::default(),
+            tools: tools::all_tools().into(),
             calls: Arc::new(Semaphore::new(MAX_CALLS)),
         }
     }
@@ -167,7 +168,7 @@ impl AgentServer {
             .service
             .create(&parameters.name, parameters.dirty)
             .await?;
-        self.remember(&sandbox.id);
+        self.add_created(&sandbox.id);
         Ok(SandboxAnswer { sandbox })
     }
 
@@ -175,26 +176,26 @@ impl AgentServer {
         &self,
         parameters: SandboxOnly,
     ) -> Result<sandbox_service::Ports, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        self.service.ports(&at).await
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        self.service.ports(&id).await
     }
 
     async fn pause(&self, parameters: SandboxOnly) -> Result<SandboxAnswer, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        self.service.pause(&at).await?;
-        let sandbox = self.service.find(at.as_str()).await?;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        self.service.pause(&id).await?;
+        let sandbox = self.service.find(id.as_str()).await?;
         Ok(SandboxAnswer { sandbox })
     }
 
     async fn resume(&self, parameters: SandboxOnly) -> Result<SandboxAnswer, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        self.service.resume(&at).await?;
-        let sandbox = self.service.find(at.as_str()).await?;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        self.service.resume(&id).await?;
+        let sandbox = self.service.find(id.as_str()).await?;
         Ok(SandboxAnswer { sandbox })
     }
 
     async fn delete(&self, parameters: Delete) -> Result<DeleteAnswer, SandboxServiceError> {
-        let sandbox = self.sandbox(parameters.sandbox.as_deref()).await?;
+        let sandbox = self.find_sandbox(parameters.sandbox.as_deref()).await?;
         if parameters.force && !self.has_created(&sandbox.id) {
             let name = &sandbox.name;
             return Err(SandboxServiceError::Refused(format!(
@@ -203,7 +204,7 @@ impl AgentServer {
             )));
         }
         let deleted = self.service.delete(&sandbox.id, parameters.force).await?;
-        self.forget(&sandbox.id);
+        self.remove_created(&sandbox.id);
         Ok(DeleteAnswer {
             name: sandbox.name,
             deleted,
@@ -215,8 +216,8 @@ impl AgentServer {
         parameters: Read,
         cancelled: &CancellationToken,
     ) -> Result<(String, sandbox_service::FileContent), SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        let content = or_cancelled(cancelled, self.service.read(&at, &parameters)).await?;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        let content = or_cancelled(cancelled, self.service.read(&id, &parameters)).await?;
         Ok((parameters.path, content))
     }
 
@@ -225,10 +226,10 @@ impl AgentServer {
         parameters: Write,
         cancelled: &CancellationToken,
     ) -> Result<WithCommit<WriteAnswer>, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        let done = or_cancelled(cancelled, self.service.write(&at, &parameters)).await;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        let done = or_cancelled(cancelled, self.service.write(&id, &parameters)).await;
         let message = commit_message::for_tool("write", &parameters.path);
-        self.commit(&at, done.map(WriteAnswer::from), &message)
+        self.commit(&id, done.map(WriteAnswer::from), &message)
             .await
     }
 
@@ -237,10 +238,10 @@ impl AgentServer {
         parameters: Edit,
         cancelled: &CancellationToken,
     ) -> Result<WithCommit<EditAnswer>, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        let done = or_cancelled(cancelled, self.service.edit(&at, &parameters)).await;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        let done = or_cancelled(cancelled, self.service.edit(&id, &parameters)).await;
         let message = commit_message::for_tool("edit", &parameters.path);
-        self.commit(&at, done.map(EditAnswer::from), &message).await
+        self.commit(&id, done.map(EditAnswer::from), &message).await
     }
 
     async fn patch(
@@ -248,11 +249,11 @@ impl AgentServer {
         parameters: Patch,
         cancelled: &CancellationToken,
     ) -> Result<WithCommit<PatchAnswer>, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        let done = or_cancelled(cancelled, self.service.patch(&at, &parameters.patch)).await;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        let done = or_cancelled(cancelled, self.service.patch(&id, &parameters.patch)).await;
         let files = done.as_deref().unwrap_or_default();
         let message = commit_message::for_files("patch", files);
-        self.commit(&at, done.map(|files| PatchAnswer { files }), &message)
+        self.commit(&id, done.map(|files| PatchAnswer { files }), &message)
             .await
     }
 
@@ -261,10 +262,10 @@ impl AgentServer {
         parameters: Bash,
         cancelled: &CancellationToken,
     ) -> Result<WithCommit<BashAnswer>, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        let done = or_cancelled(cancelled, self.service.bash(&at, &parameters)).await;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        let done = or_cancelled(cancelled, self.service.bash(&id, &parameters)).await;
         let message = commit_message::for_tool("bash", &parameters.command);
-        self.commit(&at, done.map(BashAnswer::from), &message).await
+        self.commit(&id, done.map(BashAnswer::from), &message).await
     }
 
     async fn ls(
@@ -272,8 +273,8 @@ impl AgentServer {
         parameters: Ls,
         cancelled: &CancellationToken,
     ) -> Result<LsAnswer, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        let listed = or_cancelled(cancelled, self.service.ls(&at, &parameters)).await?;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        let listed = or_cancelled(cancelled, self.service.ls(&id, &parameters)).await?;
         Ok(listed.into())
     }
 
@@ -282,8 +283,8 @@ impl AgentServer {
         parameters: Glob,
         cancelled: &CancellationToken,
     ) -> Result<GlobAnswer, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        let found = or_cancelled(cancelled, self.service.glob(&at, &parameters)).await?;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        let found = or_cancelled(cancelled, self.service.glob(&id, &parameters)).await?;
         Ok(found.into())
     }
 
@@ -292,8 +293,8 @@ impl AgentServer {
         parameters: Grep,
         cancelled: &CancellationToken,
     ) -> Result<GrepAnswer, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
-        let found = or_cancelled(cancelled, self.service.grep(&at, &parameters)).await?;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
+        let found = or_cancelled(cancelled, self.service.grep(&id, &parameters)).await?;
         Ok(found.into())
     }
 
@@ -301,38 +302,38 @@ impl AgentServer {
         &self,
         parameters: Transfer,
     ) -> Result<WithCommit<sandbox_service::CopiedFiles>, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
         let to = parameters.to.as_deref().unwrap_or(".");
-        let done = self.service.upload(&at, &parameters.source, to).await;
+        let done = self.service.upload(&id, &parameters.source, to).await;
         let message = commit_message::for_tool("upload", &parameters.source);
-        self.commit(&at, done, &message).await
+        self.commit(&id, done, &message).await
     }
 
     async fn download(
         &self,
         parameters: Transfer,
     ) -> Result<sandbox_service::CopiedFiles, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
         let to = parameters.to.as_deref().unwrap_or(".");
-        self.service.download(&at, &parameters.source, to).await
+        self.service.download(&id, &parameters.source, to).await
     }
 
     async fn diff(
         &self,
         parameters: Diff,
     ) -> Result<sandbox_service::Changes, SandboxServiceError> {
-        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let id = self.find_sandbox(parameters.sandbox.as_deref()).await?.id;
         // The diff includes the changes of background processes.
-        self.service.snapshot(&at, "snapshot").await?;
+        self.service.snapshot(&id, "snapshot").await?;
         let max_bytes = if parameters.stat { 0 } else { MAX_DIFF_BYTES };
-        self.service.diff(&at, max_bytes).await
+        self.service.diff(&id, max_bytes).await
     }
 
     /// Commits the changes of a call to the sandbox's branch. A call that failed or was cancelled
     /// may have changed files, too.
     async fn commit<T: ToolAnswer>(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         done: Result<T, SandboxServiceError>,
         message: &str,
     ) -> Result<WithCommit<T>, SandboxServiceError> {
@@ -340,17 +341,17 @@ impl AgentServer {
         if let Err(error @ SandboxServiceError::Invalid(_)) = done {
             return Err(error);
         }
-        let commit = CommitNote::of(self.service.snapshot(at, message).await);
+        let commit = CommitNote::from_snapshot(self.service.snapshot(id, message).await);
         let answer = done?;
         Ok(WithCommit { answer, commit })
     }
 
     /// The sandbox called `name`; without a name the only one of this session.
-    async fn sandbox(&self, name: Option<&str>) -> Result<AgentSandbox, SandboxServiceError> {
+    async fn find_sandbox(&self, name: Option<&str>) -> Result<AgentSandbox, SandboxServiceError> {
         if let Some(name) = name {
             return self.service.find(name).await;
         }
-        let created = self.created();
+        let created = self.created_sandboxes();
         match created.as_slice() {
             [only] => self.service.find(only.as_str()).await,
             [] => Err(SandboxServiceError::Invalid(
@@ -365,22 +366,31 @@ impl AgentServer {
         }
     }
 
-    fn created(&self) -> Vec<SandboxId> {
-        let created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+    fn created_sandboxes(&self) -> Vec<SandboxId> {
+        let created = self
+            .created_sandboxes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         created.clone()
     }
 
     fn has_created(&self, id: &SandboxId) -> bool {
-        self.created().contains(id)
+        self.created_sandboxes().contains(id)
     }
 
-    fn remember(&self, id: &SandboxId) {
-        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+    fn add_created(&self, id: &SandboxId) {
+        let mut created = self
+            .created_sandboxes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         created.push(id.clone());
     }
 
-    fn forget(&self, id: &SandboxId) {
-        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+    fn remove_created(&self, id: &SandboxId) {
+        let mut created = self
+            .created_sandboxes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         created.retain(|one| one != id);
     }
 }

@@ -26,8 +26,8 @@ pub type McpBody = UnsyncBoxBody<Bytes, BodyStreamError>;
 /// A response that refuses the request.
 pub type RefusalResponse = Box<Response<McpBody>>;
 
-/// How long an event stream is silent before a keep-alive comment is sent. A client that is gone
-/// is detected because the comment cannot be sent.
+/// How long an event stream is silent before a keep-alive comment is sent. A disconnected client is
+/// detected because the comment cannot be sent.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The `retry` field of the first event: how long a client waits before it reconnects.
@@ -36,13 +36,13 @@ const RETRY_MILLIS: u32 = 1000;
 /// A response without content.
 pub fn empty_response(status: StatusCode) -> Response<McpBody> {
     let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
-    with(status, None, body)
+    response_with_body(status, None, body)
 }
 
 /// A response with a JSON text.
 pub fn json_text(status: StatusCode, text: impl Into<Bytes>) -> Response<McpBody> {
     let body = Full::new(text.into()).map_err(|never| match never {});
-    with(status, Some("application/json"), body.boxed_unsync())
+    response_with_body(status, Some("application/json"), body.boxed_unsync())
 }
 
 /// A response with `{"error": text}`.
@@ -80,7 +80,7 @@ where
     let texts = stream::once(ready(first)).chain(stream::unfold(state, next));
     let frames = texts.map(|text| Ok(Frame::data(Bytes::from(text))));
     let body = StreamBody::new(frames).boxed_unsync();
-    let mut response = with(StatusCode::OK, Some("text/event-stream"), body);
+    let mut response = response_with_body(StatusCode::OK, Some("text/event-stream"), body);
     // A proxy that buffers the stream would delay every event.
     let headers = response.headers_mut();
     headers.insert(
@@ -91,7 +91,11 @@ where
     response
 }
 
-fn with(status: StatusCode, kind: Option<&'static str>, body: McpBody) -> Response<McpBody> {
+fn response_with_body(
+    status: StatusCode,
+    kind: Option<&'static str>,
+    body: McpBody,
+) -> Response<McpBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     if let Some(kind) = kind {
@@ -128,20 +132,20 @@ impl EventIds {
 /// A guard that is held until the stream ends or the client disconnects.
 pub type StreamGuard = Box<dyn std::any::Any + Send>;
 
-/// A response with `lead`, the messages `first`, and then those that `reader` reads until the
+/// A response with `prefix`, the messages `first`, and then those that `reader` reads until the
 /// event buffer is closed.
 pub fn buffered_events(
     reader: EventReader,
     after: u64,
     first: Vec<BufferedMessage>,
-    numbering: EventIds,
-    lead: Option<String>,
-    held: StreamGuard,
+    event_ids: EventIds,
+    prefix: Option<String>,
+    guard: StreamGuard,
 ) -> Response<McpBody> {
-    let mut begin = lead.unwrap_or_default();
-    if let EventIds::EventBuffer { primed: true, .. } = &numbering {
+    let mut begin = prefix.unwrap_or_default();
+    if let EventIds::EventBuffer { primed: true, .. } = &event_ids {
         let priming = Event {
-            id: Some(&numbering.id(after)),
+            id: Some(&event_ids.id(after)),
             retry: Some(RETRY_MILLIS),
             data: Some(""),
             ..Event::default()
@@ -149,36 +153,37 @@ pub fn buffered_events(
         begin.push_str(&priming.write());
     }
     for message in &first {
-        begin.push_str(&event(&numbering, message));
+        begin.push_str(&format_event(&event_ids, message));
     }
     if begin.is_empty() {
-        // A proxy may hold back a response that has headers only.
+        // A proxy may delay a response that has headers only.
         begin.push_str(sse::KEEPALIVE);
     }
     let stream = EventStream {
         reader,
-        numbering,
-        over: first.last().is_some_and(|message| message.last),
-        _held: held,
+        event_ids,
+        has_ended: first.last().is_some_and(|message| message.last),
+        _guard: guard,
     };
     event_stream(begin, stream, next_text)
 }
 
+/// The state of a response with buffered events.
 struct EventStream {
     reader: EventReader,
-    numbering: EventIds,
-    over: bool,
-    _held: StreamGuard,
+    event_ids: EventIds,
+    has_ended: bool,
+    _guard: StreamGuard,
 }
 
 async fn next_text(mut stream: EventStream) -> Option<(String, EventStream)> {
-    if stream.over {
+    if stream.has_ended {
         return None;
     }
     let text = match stream.reader.next(KEEPALIVE_INTERVAL).await {
         ReadOutcome::Message(message) => {
-            stream.over = message.last;
-            event(&stream.numbering, &message)
+            stream.has_ended = message.last;
+            format_event(&stream.event_ids, &message)
         }
         ReadOutcome::TimedOut => sse::KEEPALIVE.to_owned(),
         ReadOutcome::Closed => return None,
@@ -186,8 +191,8 @@ async fn next_text(mut stream: EventStream) -> Option<(String, EventStream)> {
     Some((text, stream))
 }
 
-fn event(numbering: &EventIds, message: &BufferedMessage) -> String {
-    let id = numbering.id(message.number);
+fn format_event(event_ids: &EventIds, message: &BufferedMessage) -> String {
+    let id = event_ids.id(message.number);
     Event {
         id: Some(&id),
         name: Some("message"),

@@ -25,12 +25,12 @@ const MAX_SESSIONS: usize = 1024;
 const MAX_SESSIONS_PER_CALLER: usize = 64;
 
 /// How often ended and idle sessions are removed.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A configured server, and the process that its sessions share.
 #[derive(Clone, Debug)]
 struct Tool {
-    served: Arc<StdioServer>,
+    server: Arc<StdioServer>,
     shared_process: Option<Arc<SharedProcess>>,
 }
 
@@ -43,7 +43,7 @@ pub struct Bridge {
     relay: Relay,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     sessionless: Arc<SessionlessService>,
-    idle: Mutex<Duration>,
+    max_idle: Mutex<Duration>,
     stop: CancellationToken,
     shutdown: Arc<Shutdown>,
 }
@@ -63,7 +63,7 @@ impl Bridge {
             sessionless: Arc::new(SessionlessService::new(relay.clone())),
             relay,
             sessions: Mutex::default(),
-            idle: Mutex::new(Duration::from_secs(300)),
+            max_idle: Mutex::new(Duration::from_secs(300)),
             stop,
             shutdown: Arc::default(),
         })
@@ -72,14 +72,15 @@ impl Bridge {
     /// Serves the tools of `settings` from now on. Tools whose configuration is unchanged keep
     /// their sessions; the sessions of the others end.
     pub fn apply(&self, settings: &Settings) {
-        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = settings.server.session_idle;
+        *self.max_idle.lock().unwrap_or_else(PoisonError::into_inner) =
+            settings.server.session_idle;
         let before = self.tools.load();
         let mut tools = BTreeMap::new();
         for config in &settings.tools {
             let known = before.get(&config.name);
-            let tool = known.filter(|tool| tool.served.config() == config);
+            let tool = known.filter(|tool| tool.server.config() == config);
             let tool = tool.cloned().unwrap_or_else(|| Tool {
-                served: Arc::new(StdioServer::new(
+                server: Arc::new(StdioServer::new(
                     config.clone(),
                     self.launchers.clone(),
                     Arc::clone(&self.fingerprints),
@@ -92,8 +93,8 @@ impl Bridge {
         }
         for (name, tool) in before.iter() {
             let kept = tools.get(name);
-            if kept.is_none_or(|kept| !Arc::ptr_eq(&kept.served, &tool.served)) {
-                tool.served.stop().cancel();
+            if kept.is_none_or(|kept| !Arc::ptr_eq(&kept.server, &tool.server)) {
+                tool.server.stop().cancel();
             }
         }
         self.tools.store(Arc::new(tools));
@@ -105,17 +106,17 @@ impl Bridge {
     /// The tool called `name`, if `caller` may see it. Without a name, the only visible one.
     pub fn tool(&self, name: Option<&str>, caller: &McpCaller) -> Result<Arc<StdioServer>, String> {
         let tools = self.tools.load();
-        let visible = |tool: &&Tool| tool.served.is_visible_to(caller);
+        let visible = |tool: &&Tool| tool.server.is_visible_to(caller);
         match name {
             Some(name) => {
                 let tool = tools.get(name).filter(visible);
-                tool.map(|tool| Arc::clone(&tool.served))
+                tool.map(|tool| Arc::clone(&tool.server))
                     .ok_or_else(|| "Tool not found".to_owned())
             }
             None => {
                 let mut all = tools.values().filter(visible);
                 match (all.next(), all.next()) {
-                    (Some(only), None) => Ok(Arc::clone(&only.served)),
+                    (Some(only), None) => Ok(Arc::clone(&only.server)),
                     (None, _) => Err("No tool is configured".to_owned()),
                     (Some(_), Some(_)) => Err(
                         "Several tools are configured: name one in the path, as in /mcp/<tool>"
@@ -127,32 +128,32 @@ impl Bridge {
     }
 
     /// Every tool that `caller` may see.
-    pub fn visible(&self, caller: &McpCaller) -> Vec<Arc<StdioServer>> {
+    pub fn visible_tools(&self, caller: &McpCaller) -> Vec<Arc<StdioServer>> {
         let tools = self.tools.load();
         let visible = tools
             .values()
-            .filter(|tool| tool.served.is_visible_to(caller));
-        visible.map(|tool| Arc::clone(&tool.served)).collect()
+            .filter(|tool| tool.server.is_visible_to(caller));
+        visible.map(|tool| Arc::clone(&tool.server)).collect()
     }
 
     /// The state of each tool, for health.
     pub fn report(&self) -> Vec<ToolReport> {
         let mut running: HashMap<String, usize> = HashMap::new();
-        for session in self.sessions().values().filter(|one| !one.is_over()) {
+        for session in self.sessions().values().filter(|one| !one.has_ended()) {
             *running
-                .entry(session.served().name().to_string())
+                .entry(session.server().name().to_string())
                 .or_default() += 1;
         }
         let tools = self.tools.load();
         tools
             .values()
             .map(|tool| {
-                let name = tool.served.name().to_string();
+                let name = tool.server.name().to_string();
                 ToolReport {
                     sessions: running.get(&name).copied().unwrap_or_default(),
-                    runtime: tool.served.runtime(),
-                    unavailable: tool.served.unavailable(),
-                    description: tool.served.config().description.clone(),
+                    runtime: tool.server.runtime(),
+                    unavailable: tool.server.unavailable(),
+                    description: tool.server.config().description.clone(),
                     name,
                 }
             })
@@ -177,19 +178,19 @@ impl Bridge {
     /// Opens a session with `served`.
     pub async fn open(
         self: &Arc<Self>,
-        served: &Arc<StdioServer>,
+        server: &Arc<StdioServer>,
         caller: &McpCaller,
-        way: SessionTransport,
+        transport: SessionTransport,
     ) -> Result<Arc<Session>, SessionError> {
         self.evict_idle_session(caller)?;
         let shared_process = self
             .tools
             .load()
-            .get(served.name().as_ref())
+            .get(server.name().as_ref())
             .and_then(|tool| {
-                Arc::ptr_eq(&tool.served, served).then(|| tool.shared_process.clone())?
+                Arc::ptr_eq(&tool.server, server).then(|| tool.shared_process.clone())?
             });
-        let id = relay::hex(relay::random::<16>());
+        let id = relay::to_hex(relay::random_bytes::<16>());
         let caller = McpCaller {
             session: id.clone(),
             ..caller.clone()
@@ -197,38 +198,38 @@ impl Bridge {
         let relay = self.relay.clone();
         let session = Session::open(
             id.clone(),
-            Arc::clone(served),
+            Arc::clone(server),
             caller,
-            way,
+            transport,
             relay,
             shared_process,
         )
         .await?;
         self.sessions().insert(id.clone(), Arc::clone(&session));
-        // `end` may have run meanwhile, and has not ended this session.
+        // `Bridge::end` may have run during the await; the session was not in the map yet.
         if self.stop.is_cancelled() {
             self.close(&id);
-            session.process().ended().await;
+            session.process().wait_for_end().await;
             return Err(SessionError::TooManySessions);
         }
         Ok(session)
     }
 
-    /// At the limit of sessions, ends the session of `caller` that is idle for longest. Fails
-    /// where none is idle.
+    /// At the limit of sessions, ends the session of `caller` that is idle for longest. Fails if no
+    /// session of `caller` is idle.
     fn evict_idle_session(&self, caller: &McpCaller) -> Result<(), SessionError> {
         let sessions = self.sessions();
-        let of_caller = || {
+        let caller_sessions = || {
             sessions
                 .values()
                 .filter(|one| is_same_caller(one.caller(), caller))
         };
         let too_many =
-            sessions.len() >= MAX_SESSIONS || of_caller().count() >= MAX_SESSIONS_PER_CALLER;
+            sessions.len() >= MAX_SESSIONS || caller_sessions().count() >= MAX_SESSIONS_PER_CALLER;
         if !too_many {
             return Ok(());
         }
-        let idle = of_caller().filter_map(|one| Some((one.idle_for()?, one.id().to_owned())));
+        let idle = caller_sessions().filter_map(|one| Some((one.idle_for()?, one.id().to_owned())));
         let longest = idle.max().map(|(_, id)| id);
         drop(sessions);
         let longest = longest.ok_or(SessionError::TooManySessions)?;
@@ -242,9 +243,9 @@ impl Bridge {
     }
 
     /// The session with that id, while it is open.
-    pub fn session(&self, id: &str) -> Option<Arc<Session>> {
+    pub fn find_open_session(&self, id: &str) -> Option<Arc<Session>> {
         let session = self.find_session(id)?;
-        (!session.is_over()).then_some(session)
+        (!session.has_ended()).then_some(session)
     }
 
     /// Ends a session.
@@ -261,9 +262,9 @@ impl Bridge {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(SWEEP_EVERY) => {}
+                () = tokio::time::sleep(SWEEP_INTERVAL) => {}
             }
-            let max_idle = *self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let max_idle = *self.max_idle.lock().unwrap_or_else(PoisonError::into_inner);
             self.sessionless.sweep(max_idle);
             self.relay.governance.contexts().cleanup();
             let all: Vec<_> = self.sessions().values().cloned().collect();
@@ -275,9 +276,10 @@ impl Bridge {
                     SessionTransport::HttpSse => max_idle.min(crate::event_buffer::RETENTION),
                 };
                 let unused = session.idle_for().is_some_and(|idle| idle > max_idle);
-                let over = session.is_over();
+                let over = session.has_ended();
                 if over && !unused && session.transport() == SessionTransport::HttpSse {
-                    // An SSE stream carries no HTTP status: the client gets one with its next POST.
+                    // An SSE stream has no HTTP status for this: the client receives a status for
+                    // its next POST.
                     self.relay
                         .governance
                         .contexts()
@@ -285,7 +287,7 @@ impl Bridge {
                     continue;
                 }
                 if over || unused {
-                    tracing::debug!(tool = %session.served().name(), unused, "mcp session ended");
+                    tracing::debug!(tool = %session.server().name(), unused, "mcp session ended");
                     self.close(session.id());
                 }
             }
@@ -306,7 +308,7 @@ impl Bridge {
             session.end();
         }
         self.sessionless.end();
-        self.shutdown.ended().await;
+        self.shutdown.wait_for_end().await;
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {

@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 
 /// The field of `_meta` with the id of an entry. A call may contain the id of its before hook.
 /// The bridge adds the field to a result, and the after hook removes it.
-pub const CORRELATION: &str = "palisade/request";
+pub const CORRELATION_KEY: &str = "palisade/request";
 
 /// The lifetime of an entry.
 pub const TTL: Duration = Duration::from_secs(5 * 60);
@@ -38,7 +38,7 @@ pub const MAX_ENTRIES: usize = 100_000;
 const MAX_DECISION_BYTES: usize = 64 * 1024 * 1024;
 
 /// The least time between two warnings about evicted entries.
-const WARN_EVERY: Duration = Duration::from_secs(60);
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The longest id, agent, session or tool name in characters. Longer ones are truncated.
 const MAX_CHARS: usize = 256;
@@ -133,7 +133,7 @@ impl PolicyDecision {
         }
     }
 
-    fn bytes(&self) -> usize {
+    fn size(&self) -> usize {
         let message = self
             .denial
             .as_ref()
@@ -184,11 +184,12 @@ struct Table {
     /// Number and id of the entries, in the order of creation, which is that of expiry.
     queue: VecDeque<(u64, Arc<str>)>,
     tombstones: Tombstones,
-    made: u64,
+    /// The number of entries created so far.
+    created_count: u64,
     /// The bytes of decisions in all entries.
     decision_bytes: usize,
     evicted: u64,
-    warned: Option<Instant>,
+    last_warning: Option<Instant>,
 }
 
 /// Hashes of ids whose entries expired or were evicted. Bounded, because clients choose the ids:
@@ -199,10 +200,11 @@ struct Tombstones {
     hasher: KeyedState,
     /// By hash, the number of its newest tombstone.
     numbers: HashMap<u64, u64, RandomState>,
-    /// Number and hash of the tombstones, in the order of creation. Those of ids that are in use
-    /// again are still in the queue.
+    /// Number and hash of the tombstones, in the order of creation. The queue still contains the
+    /// tombstones of ids that are in use again.
     queue: VecDeque<(u64, u64)>,
-    made: u64,
+    /// The number of entries created so far.
+    created_count: u64,
 }
 
 impl Contexts {
@@ -237,14 +239,16 @@ impl Contexts {
     /// The context of a request, if there is one.
     pub fn find(&self, id: &str) -> Option<RequestContext> {
         let table = self.table();
-        let (_, found) = table.entries.get(bounded(id))?;
+        let (_, found) = table.entries.get(truncated_text(id))?;
         (!is_expired(found, Instant::now())).then(|| found.clone())
     }
 
     /// Whether the entry of a request expired or was evicted.
     pub fn has_expired(&self, id: &str) -> bool {
         let mut table = self.table();
-        let expired = table.current(bounded(id), self.0.max_entries).is_err();
+        let expired = table
+            .check_entry(truncated_text(id), self.0.max_entries)
+            .is_err();
         self.update_gauge(&table);
         expired
     }
@@ -258,11 +262,11 @@ impl Contexts {
     ) -> Result<RequestContext, ContextExpired> {
         let mut table = self.table();
         let context = self.entry(&mut table, id)?;
-        let new = decision.bytes();
+        let new = decision.size();
         let old = context.decision.replace(Arc::new(decision));
         let context = context.clone();
         table.decision_bytes += new;
-        table.decision_bytes -= old.map_or(0, |old| old.bytes());
+        table.decision_bytes -= old.map_or(0, |old| old.size());
         while table.decision_bytes > self.0.max_bytes && table.entries.len() > 1 {
             table.evict(self.0.max_entries);
         }
@@ -280,7 +284,7 @@ impl Contexts {
     /// Removes and returns an operator's approvals of a request: they are valid for one call.
     pub fn take_approvals(&self, id: &str) -> CallApprovals {
         let mut table = self.table();
-        let entry = table.entries.get_mut(bounded(id));
+        let entry = table.entries.get_mut(truncated_text(id));
         entry.map_or_else(CallApprovals::default, |(_, context)| {
             std::mem::take(&mut context.approvals)
         })
@@ -301,7 +305,7 @@ impl Contexts {
     /// Removes the entry of a request.
     pub fn delete(&self, id: &str) -> Option<RequestContext> {
         let mut table = self.table();
-        let removed = table.remove(bounded(id));
+        let removed = table.remove(truncated_text(id));
         self.update_gauge(&table);
         removed
     }
@@ -309,8 +313,8 @@ impl Contexts {
     /// Removes the entry of a request and returns it; none if there never was one.
     pub fn take(&self, id: &str) -> Result<Option<RequestContext>, ContextExpired> {
         let mut table = self.table();
-        let known = table.current(bounded(id), self.0.max_entries);
-        let removed = known.map(|_| table.remove(bounded(id)));
+        let known = table.check_entry(truncated_text(id), self.0.max_entries);
+        let removed = known.map(|_| table.remove(truncated_text(id)));
         self.update_gauge(&table);
         removed
     }
@@ -318,7 +322,10 @@ impl Contexts {
     /// Removes the entries of a session.
     pub fn delete_session(&self, session: &str) {
         let mut table = self.table();
-        let ids = table.sessions.remove(bounded(session)).unwrap_or_default();
+        let ids = table
+            .sessions
+            .remove(truncated_text(session))
+            .unwrap_or_default();
         for id in ids {
             table.remove(&id);
         }
@@ -369,14 +376,14 @@ impl Contexts {
         table: &'a mut Table,
         id: &str,
     ) -> Result<&'a mut RequestContext, ContextExpired> {
-        let known = table.current(bounded(id), self.0.max_entries);
+        let known = table.check_entry(truncated_text(id), self.0.max_entries);
         if known == Ok(false) {
             tracing::debug!("mcp request context not found; created");
             self.insert(table, id, RequestOrigin::default());
         }
         self.update_gauge(table);
         known?;
-        match table.entries.get_mut(bounded(id)) {
+        match table.entries.get_mut(truncated_text(id)) {
             Some((_, context)) => Ok(context),
             // Unreachable: the entry exists or was inserted above.
             None => Err(ContextExpired),
@@ -384,12 +391,12 @@ impl Contexts {
     }
 
     fn insert(&self, table: &mut Table, id: &str, origin: RequestOrigin<'_>) -> RequestContext {
-        table.remove(bounded(id));
-        table.tombstones.remove(bounded(id));
+        table.remove(truncated_text(id));
+        table.tombstones.remove(truncated_text(id));
         while table.entries.len() >= self.0.max_entries.max(1) {
             table.evict(self.0.max_entries);
         }
-        let text = |text: &str| -> Arc<str> { bounded(text).into() };
+        let text = |text: &str| -> Arc<str> { truncated_text(text).into() };
         let context = RequestContext {
             id: text(id),
             request: origin.request,
@@ -405,8 +412,8 @@ impl Contexts {
             approvals: CallApprovals::default(),
             execution: None,
         };
-        table.made += 1;
-        let (number, id) = (table.made, Arc::clone(&context.id));
+        table.created_count += 1;
+        let (number, id) = (table.created_count, Arc::clone(&context.id));
         table.queue.push_back((number, Arc::clone(&id)));
         if !context.session.is_empty() {
             let session = Arc::clone(&context.session);
@@ -420,8 +427,8 @@ impl Contexts {
 }
 
 impl Table {
-    /// Whether there is an entry of `id`. An expired entry is removed.
-    fn current(&mut self, id: &str, max_tombstones: usize) -> Result<bool, ContextExpired> {
+    /// Whether there is an entry for `id`. An expired entry is removed.
+    fn check_entry(&mut self, id: &str, max_tombstones: usize) -> Result<bool, ContextExpired> {
         match self.entries.get(id) {
             Some((_, context)) if is_expired(context, Instant::now()) => {
                 self.remove_with_tombstone(id, max_tombstones);
@@ -441,7 +448,7 @@ impl Table {
 
     fn remove(&mut self, id: &str) -> Option<RequestContext> {
         let (_, context) = self.entries.remove(id)?;
-        self.decision_bytes -= context.decision.as_ref().map_or(0, |one| one.bytes());
+        self.decision_bytes -= context.decision.as_ref().map_or(0, |one| one.size());
         if let Some(ids) = self.sessions.get_mut(&context.session) {
             ids.remove(id);
             if ids.is_empty() {
@@ -462,8 +469,8 @@ impl Table {
         }
         self.evicted += 1;
         let now = Instant::now();
-        if self.warned.is_none_or(|at| now - at >= WARN_EVERY) {
-            self.warned = Some(now);
+        if self.last_warning.is_none_or(|at| now - at >= WARN_INTERVAL) {
+            self.last_warning = Some(now);
             let evicted = self.evicted;
             tracing::warn!(
                 evicted,
@@ -489,9 +496,9 @@ impl Tombstones {
 
     fn insert(&mut self, id: &str, max_tombstones: usize) {
         let hash = self.hasher.hash_one(id);
-        self.made += 1;
-        self.numbers.insert(hash, self.made);
-        self.queue.push_back((self.made, hash));
+        self.created_count += 1;
+        self.numbers.insert(hash, self.created_count);
+        self.queue.push_back((self.created_count, hash));
         while self.queue.len() > max_tombstones.max(1)
             && let Some((number, hash)) = self.queue.pop_front()
         {
@@ -510,8 +517,8 @@ fn is_expired(context: &RequestContext, now: Instant) -> bool {
     now - context.created > TTL
 }
 
-/// At most [`MAX_CHARS`] characters of a text that a client chose.
-fn bounded(text: &str) -> &str {
+/// The first [`MAX_CHARS`] characters of a text that a client chose.
+fn truncated_text(text: &str) -> &str {
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => text.get(..end).unwrap_or_default(),
         None => text,

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 /// The most messages in the buffer.
 pub const MAX_MESSAGES: usize = 1000;
 
-/// The most bytes in the buffer, 4 MiB. A single larger message is kept all the same.
+/// The most bytes in the buffer, 4 MiB. A single larger message is kept as well.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 
 /// How long read messages are kept for a client that reconnects.
@@ -38,9 +38,9 @@ pub struct BufferedMessage {
 #[derive(Debug)]
 pub struct EventBuffer {
     inner: Mutex<Inner>,
-    /// A message was added, the buffer was closed, or the reader changed.
+    /// Notified when a message is added, the buffer is closed, or the reader changes.
     changed: Notify,
-    /// A message was read, the buffer was closed, or the reader changed.
+    /// Notified when a message is read, the buffer is closed, or the reader changes.
     space: Notify,
 }
 
@@ -161,7 +161,7 @@ impl EventBuffer {
 
     /// A reader of the messages after number `after`. An earlier reader gets no further message:
     /// each message goes to one connection.
-    pub fn read(self: &Arc<Self>, after: u64) -> EventReader {
+    pub fn open_reader(self: &Arc<Self>, after: u64) -> EventReader {
         let mut inner = self.lock();
         inner.readers += 1;
         inner.reader = Some(inner.readers);
@@ -179,11 +179,11 @@ impl EventBuffer {
 }
 
 impl Inner {
-    /// Drops old messages until there is space for `more` bytes. Returns false if the oldest
+    /// Drops old messages until there is space for `added_bytes`. Returns false if the oldest
     /// message has not been read by the current reader.
-    fn make_room(&mut self, more: usize) -> bool {
+    fn make_room(&mut self, added_bytes: usize) -> bool {
         while !self.messages.is_empty()
-            && (self.messages.len() >= MAX_MESSAGES || self.bytes + more > MAX_BYTES)
+            && (self.messages.len() >= MAX_MESSAGES || self.bytes + added_bytes > MAX_BYTES)
         {
             let Some((first, _)) = self.messages.front() else {
                 break;

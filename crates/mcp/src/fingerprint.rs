@@ -39,7 +39,7 @@ pub struct Fingerprints {
     /// The file; none if the fingerprints are kept in memory only.
     path: Option<PathBuf>,
     fingerprints: Mutex<FingerprintMap>,
-    /// The fingerprints changed and have to be written.
+    /// Notified when the fingerprints changed and have to be written.
     changed: Notify,
 }
 
@@ -114,7 +114,7 @@ impl Fingerprints {
         if name.len() > MAX_NAME_BYTES {
             return;
         }
-        let seen = fingerprint_of(definition);
+        let fingerprint = compute_fingerprint(definition);
         let mut fingerprints = self.lock();
         if !fingerprints.contains_key(server) {
             fingerprints.insert(server.to_owned(), BTreeMap::new());
@@ -124,7 +124,7 @@ impl Fingerprints {
         };
         let has_room = tools.len() < MAX_TOOLS;
         match tools.get_mut(name) {
-            Some(known) if known.trusted == seen => {
+            Some(known) if known.trusted == fingerprint => {
                 if known.changed.take().is_none() {
                     return;
                 }
@@ -135,10 +135,10 @@ impl Fingerprints {
                 );
             }
             Some(known) => {
-                if known.changed.as_ref() == Some(&seen) {
+                if known.changed.as_ref() == Some(&fingerprint) {
                     return;
                 }
-                known.changed = Some(seen);
+                known.changed = Some(fingerprint);
                 tracing::warn!(
                     tool = server,
                     name = %name.escape_debug(),
@@ -147,7 +147,7 @@ impl Fingerprints {
             }
             None if has_room => {
                 let trusted = ToolFingerprint {
-                    trusted: seen,
+                    trusted: fingerprint,
                     changed: None,
                 };
                 tools.insert(name.to_owned(), trusted);
@@ -208,7 +208,7 @@ impl Fingerprints {
 }
 
 /// SHA-256 of a definition, independent of whitespace and the order of keys.
-fn fingerprint_of(definition: &str) -> String {
+fn compute_fingerprint(definition: &str) -> String {
     let canonical = match serde_json::from_str::<serde_json::Value>(definition) {
         Ok(mut value) => {
             value.sort_all_objects();

@@ -89,7 +89,7 @@ pub struct GovernedMessage<'a> {
     /// The error in place of a result.
     pub error: Option<&'a RawValue>,
     /// The decision on the call, if this message is its answer.
-    pub before: Option<&'a PolicyDecision>,
+    pub call_decision: Option<&'a PolicyDecision>,
     /// The outcome of the call, if this message is its answer.
     pub execution: Option<&'a Execution>,
 }
@@ -126,7 +126,7 @@ impl MessageEvaluation {
             false => serde_json::to_string(&self.notes).unwrap_or_default(),
         };
         PolicyDecision {
-            verdict: self.ruling.word(),
+            verdict: self.ruling.verdict(),
             bundle: self.bundle.clone().unwrap_or_default(),
             reason: message.or_else(|| self.reason.clone()).unwrap_or_default(),
             denial,
@@ -157,8 +157,8 @@ impl Ruling {
         }
     }
 
-    /// The word in records.
-    pub const fn word(&self) -> VerdictKind {
+    /// The verdict in records.
+    pub const fn verdict(&self) -> VerdictKind {
         match self {
             Ruling::Pass => VerdictKind::Allow,
             Ruling::Modify(_) => VerdictKind::Modify,
@@ -177,7 +177,7 @@ struct Inner {
     metrics: Metrics,
     contexts: Contexts,
     questions: Questions,
-    held: HeldCounts,
+    held_counts: HeldCounts,
     patterns: PatternCache,
 }
 
@@ -205,7 +205,7 @@ impl Governance {
             metrics,
             contexts,
             questions,
-            held: HeldCounts::default(),
+            held_counts: HeldCounts::default(),
             patterns: PatternCache::default(),
         }));
         let snapshot = governance.0.policy.load();
@@ -216,12 +216,12 @@ impl Governance {
         governance
     }
 
-    /// Applies a reloaded policy. `governed` is whether the policy before had a bundle for tool
+    /// Applies a reloaded policy. `had_bundle` is whether the earlier policy had a bundle for tool
     /// calls.
-    pub fn apply_reload(&self, governed: bool) {
+    pub fn apply_reload(&self, had_bundle: bool) {
         let snapshot = self.0.policy.load();
         self.report_tools(&snapshot.settings);
-        if governed && !snapshot.governs_tools() {
+        if had_bundle && !snapshot.governs_tools() {
             tracing::warn!("policy bundles for mcp tool calls removed: all calls pass");
         }
     }
@@ -257,7 +257,8 @@ impl Governance {
             tool,
             message: None,
         };
-        let decided = decide(Subject::McpCall(facts), Mode::Live, cx(&snapshot, &answers)).now();
+        let decided =
+            decide(Subject::McpCall(facts), Mode::Live, cx(&snapshot, &answers)).into_outcome();
         let check = decided.check;
         decided
             .refusal()
@@ -276,19 +277,19 @@ impl Governance {
     }
 
     /// Decides about a message and records the decision. If a policy requires the operator's
-    /// approval, the message waits on `terms`.
+    /// approval, the message waits; `terms` limit the wait.
     pub async fn decide(&self, message: &GovernedMessage<'_>, terms: &HoldTerms<'_>) -> Ruling {
         self.evaluate(message, terms).await.ruling
     }
 
-    /// As [`Governance::judge`], with the metadata and reasons of the policies that decided.
+    /// As [`Governance::decide`], with the metadata and reasons of the policies that decided.
     pub async fn evaluate(
         &self,
         message: &GovernedMessage<'_>,
         terms: &HoldTerms<'_>,
     ) -> MessageEvaluation {
         let began = Instant::now();
-        let mut event = Box::new(record(message));
+        let mut event = Box::new(new_record(message));
         let mut held = HeldMessage::new(self, message, terms);
         let holding = Holding {
             questions: &self.0.questions,
@@ -311,14 +312,14 @@ impl Governance {
         }
         event.ms.insert("policy", took.as_secs_f64() * 1000.0);
         if let Some(waited) = waited {
-            note_hold(&mut event, waited);
+            add_hold(&mut event, waited);
         }
         match &ruling {
-            Ruling::Block(denial) => note_denial(&mut event, denial),
-            Ruling::Pass | Ruling::Modify(_) => event.verdict = Some(ruling.word()),
+            Ruling::Block(denial) => add_denial(&mut event, denial),
+            Ruling::Pass | Ruling::Modify(_) => event.verdict = Some(ruling.verdict()),
         }
         let (metrics, moment) = (&self.0.metrics, message.moment.as_str());
-        metrics.record_intercept(moment, ruling.as_str(), tool_of(&event), took);
+        metrics.record_intercept(moment, ruling.as_str(), tool_label(&event), took);
         let bundle = event.bundle.clone();
         self.0.audit.record(event).await;
         MessageEvaluation {
@@ -332,7 +333,8 @@ impl Governance {
 
     /// Records that a message was refused before any policy was evaluated.
     pub async fn record_refused(&self, message: &GovernedMessage<'_>, denial: &Denial) {
-        self.record_refusal(record(message), message, denial).await;
+        self.record_refusal(new_record(message), message, denial)
+            .await;
     }
 
     /// Records that a call was refused because its stored decision is a refusal. The record has
@@ -346,7 +348,7 @@ impl Governance {
         let event = AuditEvent {
             bundle: Some(decision.bundle.clone()).filter(|bundle| !bundle.is_empty()),
             event: Some(STORED_DECISION.to_owned()),
-            ..record(message)
+            ..new_record(message)
         };
         self.record_refusal(event, message, denial).await;
     }
@@ -357,16 +359,16 @@ impl Governance {
         message: &GovernedMessage<'_>,
         denial: &Denial,
     ) {
-        note_denial(&mut event, denial);
+        add_denial(&mut event, denial);
         let (metrics, moment) = (&self.0.metrics, message.moment.as_str());
-        metrics.record_intercept(moment, "block", tool_of(&event), Duration::ZERO);
+        metrics.record_intercept(moment, "block", tool_label(&event), Duration::ZERO);
         self.0.audit.record(Box::new(event)).await;
     }
 
     /// Records a message whose sender cancelled it or disconnected.
     fn record_later(&self, event: AuditEvent, moment: Moment) {
         let metrics = &self.0.metrics;
-        metrics.record_intercept(moment.as_str(), "block", tool_of(&event), Duration::ZERO);
+        metrics.record_intercept(moment.as_str(), "block", tool_label(&event), Duration::ZERO);
         let Err(event) = self.0.audit.try_record(Box::new(event)) else {
             return;
         };
@@ -421,17 +423,17 @@ fn requested_name(message: &GovernedMessage<'_>) -> Option<String> {
     let params = message.params?.get();
     let range = rpc::find(params, 0..params.len(), &["name"])?;
     let name: String = serde_json::from_str(params.get(range)?).ok()?;
-    Some(clean(&name)).filter(|name| !name.is_empty())
+    Some(sanitise(&name)).filter(|name| !name.is_empty())
 }
 
 /// The record of a message. Of the message's content it has only the name of the tool or prompt.
-fn record(message: &GovernedMessage<'_>) -> AuditEvent {
+fn new_record(message: &GovernedMessage<'_>) -> AuditEvent {
     let caller = message.caller;
-    let agent = caller.sandbox.is_none().then(|| clean(&caller.agent));
+    let agent = caller.sandbox.is_none().then(|| sanitise(&caller.agent));
     AuditEvent {
         agent: agent.filter(|agent| !agent.is_empty()),
-        host: Some(clean(message.tool)).filter(|tool| !tool.is_empty()),
-        method: Some(clean(message.method)),
+        host: Some(sanitise(message.tool)).filter(|tool| !tool.is_empty()),
+        method: Some(sanitise(message.method)),
         operation: requested_name(message),
         request_id: Some(message.request),
         sandbox: caller.sandbox.clone(),
@@ -441,26 +443,26 @@ fn record(message: &GovernedMessage<'_>) -> AuditEvent {
 }
 
 /// Adds a refusal to a record. A message that its sender cancelled has no verdict.
-fn note_denial(event: &mut AuditEvent, denial: &Denial) {
+fn add_denial(event: &mut AuditEvent, denial: &Denial) {
     event.reason = Some(denial.reason);
     event.rule = Some(denial.rule.clone());
     event.verdict = (!denial.reason.is_failure()).then_some(VerdictKind::Deny);
 }
 
 /// Adds to a record how long the message waited for the operator.
-fn note_hold(event: &mut AuditEvent, waited: Duration) {
+fn add_hold(event: &mut AuditEvent, waited: Duration) {
     event.ms.insert("hold", waited.as_secs_f64() * 1000.0);
 }
 
 /// The tool label of the metrics: the server, or the name of the called tool if a gateway does
 /// not send the server.
-fn tool_of(event: &AuditEvent) -> &str {
+fn tool_label(event: &AuditEvent) -> &str {
     let tool = event.host.as_deref().or(event.operation.as_deref());
     tool.unwrap_or_default()
 }
 
 /// A text that a client or a tool chose, without control characters and truncated, for a record.
-fn clean(text: &str) -> String {
+fn sanitise(text: &str) -> String {
     let shown = text
         .chars()
         .filter(|c| !c.is_control())

@@ -18,7 +18,7 @@ const INITIALIZE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(6
 /// result.
 pub async fn initialize(
     process: &Arc<Process>,
-    served: &StdioServer,
+    server: &StdioServer,
     capabilities: &str,
 ) -> Result<String, LaunchError> {
     let mut call = process.reserve();
@@ -28,7 +28,7 @@ pub async fn initialize(
     );
     let text = RpcMessage::request(&call.id().to_string(), "initialize", &params);
     let failed = |why: String| {
-        served.record_start_failure(&why);
+        server.record_start_failure(&why);
         process.stop();
         LaunchError::Failed(why)
     };
@@ -49,7 +49,7 @@ pub async fn initialize(
             "the server answered initialize with an error".to_owned(),
         ));
     };
-    served.record_start_success();
+    server.record_start_success();
     let ready = RpcMessage::notification("notifications/initialized", "{}");
     if let Err(gone) = process.send(&ready).await {
         return Err(failed(gone.to_string()));
@@ -57,16 +57,16 @@ pub async fn initialize(
     Ok(result.to_owned())
 }
 
-/// Stops a process when dropped, unless [`ProcessStopGuard::keep`] was called: its client may disconnect
-/// before the process is ready.
+/// Stops a process when dropped, unless [`ProcessStopGuard::disarm`] was called: the client may
+/// disconnect before the process is ready.
 pub(crate) struct ProcessStopGuard(Option<Arc<Process>>);
 
 impl ProcessStopGuard {
-    pub(crate) fn of(process: &Arc<Process>) -> Self {
+    pub(crate) fn new(process: &Arc<Process>) -> Self {
         Self(Some(Arc::clone(process)))
     }
 
-    pub(crate) fn keep(mut self) {
+    pub(crate) fn disarm(mut self) {
         self.0 = None;
     }
 }

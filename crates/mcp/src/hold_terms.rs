@@ -1,5 +1,5 @@
-//! The terms on which a message waits for an operator's answer, and the approvals that later
-//! messages of the same call inherit.
+//! Limits of a message's wait for an operator's answer, and the approvals that later messages of
+//! the same call inherit.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -16,25 +16,26 @@ use tokio_util::sync::CancellationToken;
 /// The checks of a call before any policy bundle: tool lists, fingerprints, stored refusal.
 pub type HeadCheck<'a> = dyn Fn() -> Result<(), Denial> + Send + Sync + 'a;
 
-/// The terms on which one message waits for an operator's answer.
+/// The limits of one message's wait for an operator's answer, and earlier approvals that make the
+/// wait unnecessary.
 #[derive(Clone, Copy, Default)]
 pub struct HoldTerms<'a> {
     /// The wait ends when one of these tokens is cancelled; of several, the first in order
     /// counts.
     pub ends: &'a [(HoldEnd, &'a CancellationToken)],
-    /// The longest wait for all questions of the message together; none if the answerer limits
-    /// it.
+    /// The longest wait for all questions of the message together; none if only the answerer limits
+    /// the wait.
     pub limit: Option<Duration>,
-    /// Is set when the wait begins.
+    /// Set when the wait begins.
     pub flag: Option<&'a HoldFlag>,
     /// Checked again after a wait.
     pub recheck: Option<&'a HeadCheck<'a>>,
     /// Approvals of the call that this message continues. They answer a question if they contain
     /// all of its rules.
-    pub continued: Option<&'a CallApprovals>,
+    pub call_approvals: Option<&'a CallApprovals>,
     /// Approvals of the before hook of the same call. They answer a question if they contain its
     /// digest.
-    pub hooked: Option<&'a CallApprovals>,
+    pub hook_approvals: Option<&'a CallApprovals>,
 }
 
 impl std::fmt::Debug for HoldTerms<'_> {
@@ -47,12 +48,12 @@ impl std::fmt::Debug for HoldTerms<'_> {
 impl HoldTerms<'_> {
     /// Whether an earlier approval answers `question`.
     pub(crate) fn has_answer(&self, question: &Question) -> bool {
-        let continued = self
-            .continued
+        let is_approved = self
+            .call_approvals
             .is_some_and(|all| all.contain_rules(question));
-        continued
+        is_approved
             || self
-                .hooked
+                .hook_approvals
                 .is_some_and(|all| all.contains(&question.digest))
     }
 }
@@ -83,7 +84,7 @@ impl HoldEnd {
     }
 }
 
-/// Whether a message waits, or has waited, for an operator's answer. Cloning shares it.
+/// Whether a message waits, or has waited, for an operator's answer. Clones share the flag.
 #[derive(Clone, Debug, Default)]
 pub struct HoldFlag(Arc<AtomicBool>);
 
@@ -127,7 +128,7 @@ struct ApprovedQuestion {
 impl CallApprovals {
     /// Adds `question` if `answer` approves it.
     pub(crate) fn add(&mut self, question: &Question, answer: &ApprovalAnswer) {
-        if Approval::of(question, answer).is_some() {
+        if Approval::from_answer(question, answer).is_some() {
             self.0.push(ApprovedQuestion {
                 digest: question.digest,
                 rules: question.rules.clone(),
@@ -183,8 +184,8 @@ mod tests {
         approvals.add(&question(2, &["b", "c"]), &allow);
         approvals.add(&question(3, &["d"]), &ApprovalAnswer::Deny);
         approvals.add(&question(4, &["d"]), &ApprovalAnswer::TimedOut);
-        let continued = HoldTerms {
-            continued: Some(&approvals),
+        let with_call_approvals = HoldTerms {
+            call_approvals: Some(&approvals),
             ..HoldTerms::default()
         };
         for (rules, is_answered) in [
@@ -195,18 +196,21 @@ mod tests {
             (&[], false),
         ] {
             assert_eq!(
-                continued.has_answer(&question(9, rules)),
+                with_call_approvals.has_answer(&question(9, rules)),
                 is_answered,
                 "{rules:?}"
             );
         }
-        let hooked = HoldTerms {
-            hooked: Some(&approvals),
+        let with_hook_approvals = HoldTerms {
+            hook_approvals: Some(&approvals),
             ..HoldTerms::default()
         };
-        assert!(hooked.has_answer(&question(1, &["z"])));
+        assert!(with_hook_approvals.has_answer(&question(1, &["z"])));
         for digest in [3, 4, 9] {
-            assert!(!hooked.has_answer(&question(digest, &["a"])), "{digest}");
+            assert!(
+                !with_hook_approvals.has_answer(&question(digest, &["a"])),
+                "{digest}"
+            );
         }
     }
 }

@@ -13,16 +13,16 @@ use crate::incoming::{Incoming, LAST_EVENT_ID, header_text};
 use crate::rpc::{RpcKind, RpcMessage};
 use crate::session::{Session, SessionError, SessionTransport};
 use crate::sse::Event;
-use crate::streamable::refuse;
+use crate::streamable::session_error_response;
 use crate::tools::StdioServer;
 
 /// Header with the session id.
-const SESSION: HeaderName = HeaderName::from_static("x-session-id");
+const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 
 /// Answers with the event stream of a new session, or resumes that of an existing one.
 pub async fn listen(
     bridge: &Arc<Bridge>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     incoming: &Incoming,
 ) -> Response<McpBody> {
     let last = header_text(&incoming.head.headers, &LAST_EVENT_ID).and_then(|last| {
@@ -30,17 +30,17 @@ pub async fn listen(
         Some((session.to_owned(), number.parse::<u64>().ok()?))
     });
     let resumed = last.and_then(|(id, number)| {
-        let session = find(bridge, &id, incoming)?;
-        Arc::ptr_eq(session.served(), served).then_some((session, number))
+        let session = find_session(bridge, &id, incoming)?;
+        Arc::ptr_eq(session.server(), server).then_some((session, number))
     });
     let (session, after) = match resumed {
         Some(resumed) => resumed,
         None => match bridge
-            .open(served, &incoming.caller, SessionTransport::HttpSse)
+            .open(server, &incoming.caller, SessionTransport::HttpSse)
             .await
         {
             Ok(session) => (session, 0),
-            Err(error) => return refuse(&error, None),
+            Err(error) => return session_error_response(&error, None),
         },
     };
     let path = incoming.head.uri.path();
@@ -51,20 +51,20 @@ pub async fn listen(
         data: Some(&endpoint),
         ..Event::default()
     };
-    let reader = session.standing().read(after);
-    let numbering = EventIds::Session(session.id().into());
-    let held = Box::new(session.begin_use());
+    let reader = session.standing_buffer().open_reader(after);
+    let event_ids = EventIds::Session(session.id().into());
+    let guard = Box::new(session.begin_use());
     let first = Some(first.write());
-    let mut response = answer::buffered_events(reader, after, Vec::new(), numbering, first, held);
+    let mut response = answer::buffered_events(reader, after, Vec::new(), event_ids, first, guard);
     if let Ok(id) = HeaderValue::from_str(session.id()) {
-        response.headers_mut().insert(SESSION, id);
+        response.headers_mut().insert(SESSION_HEADER, id);
     }
     response
 }
 
 /// Handles one message of a client.
 pub async fn receive(bridge: &Arc<Bridge>, incoming: &Incoming) -> Response<McpBody> {
-    let session_id = header_text(&incoming.head.headers, &SESSION).map(str::to_owned);
+    let session_id = header_text(&incoming.head.headers, &SESSION_HEADER).map(str::to_owned);
     let query = incoming.head.uri.query().unwrap_or_default();
     let session_id = session_id.or_else(|| {
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -84,7 +84,7 @@ pub async fn receive(bridge: &Arc<Bridge>, incoming: &Incoming) -> Response<McpB
             "The session belongs to another agent",
         );
     }
-    if session.is_over() {
+    if session.has_ended() {
         let why = "Child process not running";
         return answer::error_response(StatusCode::SERVICE_UNAVAILABLE, why);
     }
@@ -106,12 +106,12 @@ pub async fn receive(bridge: &Arc<Bridge>, incoming: &Incoming) -> Response<McpB
             let why = "Child process not running";
             answer::error_response(StatusCode::SERVICE_UNAVAILABLE, why)
         }
-        Err(error) => refuse(&error, None),
+        Err(error) => session_error_response(&error, None),
     }
 }
 
-fn find(bridge: &Arc<Bridge>, id: &str, incoming: &Incoming) -> Option<Arc<Session>> {
-    bridge.session(id).filter(|session| {
+fn find_session(bridge: &Arc<Bridge>, id: &str, incoming: &Incoming) -> Option<Arc<Session>> {
+    bridge.find_open_session(id).filter(|session| {
         session.transport() == SessionTransport::HttpSse
             && is_same_caller(session.caller(), &incoming.caller)
     })

@@ -1,9 +1,9 @@
 //! MCP listener: its socket stays open as long as its address is configured, and a reload may
 //! change its rules.
 //!
-//! A connection keeps the rules under which it was accepted. When the rules change, or the
-//! listener closes, the request in flight is finished under the old rules and the connection
-//! ends. No request is answered under weaker rules than those its connection was accepted under.
+//! A connection keeps the rules under which it was accepted. When the rules change, or the listener
+//! closes, the request in flight is finished under the old rules and the connection ends. No
+//! request is answered under weaker rules than the rules under which its connection was accepted.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -114,8 +114,8 @@ pub async fn serve(mcp_server: Arc<McpServer>, socket: Arc<TcpListener>, ingress
             }
         })
     };
-    let left = listen::accept_all(&*socket, MAX_CONNECTIONS, &ingress.stop, begin).await;
+    let remaining = listen::accept_all(&*socket, MAX_CONNECTIONS, &ingress.stop, begin).await;
     drop(socket);
     drop(closed);
-    left.wait().await;
+    remaining.wait().await;
 }

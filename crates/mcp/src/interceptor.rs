@@ -45,9 +45,9 @@ pub struct Interceptor {
     governance: Governance,
     stop: CancellationToken,
     /// The time of the last hook of Docker's gateway.
-    docker: Mutex<Option<Instant>>,
+    last_docker_hook: Mutex<Option<Instant>>,
     /// The number of malformed hook bodies.
-    unread: AtomicU64,
+    malformed_bodies: AtomicU64,
 }
 
 /// The body of a hook.
@@ -63,22 +63,22 @@ impl Interceptor {
         Self {
             governance,
             stop,
-            docker: Mutex::new(None),
-            unread: AtomicU64::new(0),
+            last_docker_hook: Mutex::new(None),
+            malformed_bodies: AtomicU64::new(0),
         }
     }
 
     /// Answers `/intercept/before`. `parent` is the gateway's trace span.
-    pub async fn before(&self, body: Bytes, parent: Option<&str>) -> Response<Full<Bytes>> {
-        self.traced(Moment::Before, &body, parent).await
+    pub async fn answer_before(&self, body: Bytes, parent: Option<&str>) -> Response<Full<Bytes>> {
+        self.answer_in_span(Moment::Before, &body, parent).await
     }
 
     /// Answers `/intercept/after`. `parent` is the gateway's trace span.
-    pub async fn after(&self, body: Bytes, parent: Option<&str>) -> Response<Full<Bytes>> {
-        self.traced(Moment::After, &body, parent).await
+    pub async fn answer_after(&self, body: Bytes, parent: Option<&str>) -> Response<Full<Bytes>> {
+        self.answer_in_span(Moment::After, &body, parent).await
     }
 
-    async fn traced(
+    async fn answer_in_span(
         &self,
         moment: Moment,
         body: &[u8],
@@ -86,7 +86,7 @@ impl Interceptor {
     ) -> Response<Full<Bytes>> {
         let span = tracing::info_span!("mcp.intercept", moment = moment.as_str());
         trace::continue_from(&span, parent);
-        self.hook(moment, body).instrument(span).await
+        self.answer_hook(moment, body).instrument(span).await
     }
 
     /// Evaluates the message of a hook. The wait for an operator's answer ends when the caller
@@ -103,29 +103,35 @@ impl Interceptor {
     /// Whether a hook of Docker's gateway was received within the last five minutes. Only then
     /// does the bridge add a correlation key to results: only that gateway's after hook removes
     /// it.
-    pub fn saw_docker_gateway_recently(&self) -> bool {
-        let last_hook = self.docker.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn has_recent_docker_hook(&self) -> bool {
+        let last_hook = self
+            .last_docker_hook
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         last_hook.is_some_and(|at| at.elapsed() <= DOCKER_GATEWAY_TTL)
     }
 
-    fn note_docker_hook(&self) {
-        let mut last_hook = self.docker.lock().unwrap_or_else(PoisonError::into_inner);
+    fn record_docker_hook(&self) {
+        let mut last_hook = self
+            .last_docker_hook
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         *last_hook = Some(Instant::now());
     }
 
-    async fn hook(&self, moment: Moment, body: &[u8]) -> Response<Full<Bytes>> {
+    async fn answer_hook(&self, moment: Moment, body: &[u8]) -> Response<Full<Bytes>> {
         let Some(parsed) = Body::read(body) else {
-            self.note_malformed("body");
-            return malformed();
+            self.count_malformed("body");
+            return malformed_response();
         };
         match parsed {
-            Body::Seed(envelope) => match self.seed(moment, &envelope).await {
+            Body::Seed(envelope) => match self.answer_seed(moment, &envelope).await {
                 Ok(answer) => match serde_json::to_string(&answer) {
                     Ok(answer) => json_response(StatusCode::OK, answer),
                     Err(_) => reply(StatusCode::OK, &json!({"action": "block"})),
                 },
                 Err(wrong) => {
-                    self.note_malformed(wrong.field);
+                    self.count_malformed(wrong.field);
                     let message = wrong.to_string();
                     let answer = json!({
                         "action": "block",
@@ -137,10 +143,12 @@ impl Interceptor {
                 }
             },
             Body::Docker(envelope) => {
-                self.note_docker_hook();
+                self.record_docker_hook();
                 match moment {
-                    Moment::Before | Moment::Elicitation => self.docker_before(envelope).await,
-                    Moment::After => self.docker_after(body).await,
+                    Moment::Before | Moment::Elicitation => {
+                        self.answer_docker_before(envelope).await
+                    }
+                    Moment::After => self.answer_docker_after(body).await,
                 }
             }
         }
@@ -148,10 +156,10 @@ impl Interceptor {
 
     /// Counts a malformed body. Only counts that are a power of two are logged: clients can send
     /// malformed bodies without limit.
-    fn note_malformed(&self, field: &'static str) {
-        let unread = self.unread.fetch_add(1, Ordering::Relaxed) + 1;
-        if unread.is_power_of_two() {
-            tracing::warn!(field, unread, "mcp hook body malformed");
+    fn count_malformed(&self, field: &'static str) {
+        let malformed_bodies = self.malformed_bodies.fetch_add(1, Ordering::Relaxed) + 1;
+        if malformed_bodies.is_power_of_two() {
+            tracing::warn!(field, malformed_bodies, "mcp hook body malformed");
         }
     }
 }
@@ -175,15 +183,15 @@ impl<'a> Body<'a> {
     }
 }
 
-/// A refusal in the form of both dialects, for a request whose dialect is unknown because its
-/// body was not read or is malformed. Docker's gateway takes an empty body for a pass, and any
-/// other body for the result of the call, whatever the status.
+/// A refusal in the form of both dialects, for a request whose dialect is unknown because its body
+/// was not read or is malformed. Docker's gateway takes an empty body for a pass, and any other
+/// body for the result of the call, whatever the status.
 pub fn refusal(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
     reply(status, &refusal_body(why))
 }
 
 fn refusal_body(why: &str) -> Value {
-    let mut body = blocked(why);
+    let mut body = blocked_result(why);
     if let Some(fields) = body.as_object_mut() {
         fields.insert("action".to_owned(), json!("block"));
         fields.insert("reason".to_owned(), json!(why));
@@ -193,7 +201,7 @@ fn refusal_body(why: &str) -> Value {
 }
 
 /// The result of a refused call, which Docker's gateway returns to its client.
-fn blocked(why: &str) -> Value {
+fn blocked_result(why: &str) -> Value {
     let text = format!("Blocked by policy: {why}");
     json!({"content": [{"type": "text", "text": text}], "isError": true})
 }
@@ -211,7 +219,7 @@ fn json_response(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     response
 }
 
-fn malformed() -> Response<Full<Bytes>> {
+fn malformed_response() -> Response<Full<Bytes>> {
     let mut body = refusal_body("the body is not a JSON object");
     if let Some(fields) = body.as_object_mut() {
         fields.insert("field".to_owned(), json!("body"));

@@ -26,7 +26,7 @@ const GUARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The environment variables that a program inherits from the gate. The gate's other variables
 /// may contain secrets.
-const INHERITED: [&str; 12] = [
+const INHERITED_VARIABLES: [&str; 12] = [
     "HOME",
     "LANG",
     "LC_ALL",
@@ -98,7 +98,7 @@ impl std::fmt::Debug for LaunchedProgram {
 #[async_trait]
 pub trait ProgramHandle: Send + 'static {
     /// Waits for the program's end. The future may be dropped and created again.
-    async fn ended(&mut self) -> ProgramExit;
+    async fn wait(&mut self) -> ProgramExit;
 
     /// Ends the program and its descendants. Its stdin has been closed.
     async fn end(&mut self) -> ProgramExit;
@@ -152,7 +152,7 @@ impl Launcher for LocalLauncher {
             .args(&tool.command)
             .env_clear()
             .envs(
-                INHERITED
+                INHERITED_VARIABLES
                     .iter()
                     .filter_map(|name| Some((*name, std::env::var_os(name)?))),
             )
@@ -178,15 +178,16 @@ impl Launcher for LocalLauncher {
             errors: Box::pin(errors),
             handle: Box::new(GuardedProgram {
                 child,
-                patience: self.exit_timeout,
+                exit_timeout: self.exit_timeout,
             }),
         })
     }
 }
 
+/// A program under a process guard.
 struct GuardedProgram {
     child: Child,
-    patience: Duration,
+    exit_timeout: Duration,
 }
 
 impl GuardedProgram {
@@ -202,14 +203,14 @@ impl GuardedProgram {
 
 #[async_trait]
 impl ProgramHandle for GuardedProgram {
-    async fn ended(&mut self) -> ProgramExit {
+    async fn wait(&mut self) -> ProgramExit {
         use std::os::unix::process::ExitStatusExt;
         let status = self.child.wait().await.ok()?;
         status.code().or_else(|| Some(128 + status.signal()?))
     }
 
     async fn end(&mut self) -> ProgramExit {
-        if let Ok(exit) = tokio::time::timeout(self.patience, self.ended()).await {
+        if let Ok(exit) = tokio::time::timeout(self.exit_timeout, self.wait()).await {
             return exit;
         }
         self.kill().await
@@ -223,7 +224,7 @@ impl ProgramHandle for GuardedProgram {
     async fn kill(&mut self) -> ProgramExit {
         // The guard kills its program: at once after `terminate`, otherwise with SIGTERM first.
         self.signal(Signal::SIGTERM);
-        if let Ok(exit) = tokio::time::timeout(GUARD_TIMEOUT, self.ended()).await {
+        if let Ok(exit) = tokio::time::timeout(GUARD_TIMEOUT, self.wait()).await {
             return exit;
         }
         tracing::error!(
@@ -232,6 +233,6 @@ impl ProgramHandle for GuardedProgram {
         if let Err(error) = self.child.start_kill() {
             tracing::warn!(%error, "killing mcp process guard failed");
         }
-        self.ended().await
+        self.wait().await
     }
 }

@@ -1,15 +1,17 @@
 //! MCP (Model Context Protocol): serves stdio servers over HTTP, answers the hooks of an MCP
-//! gateway, and applies one set of policies to both. [`agents`] is an MCP server of its own.
+//! gateway, and applies one set of policies to both. [`agents`] is a separate MCP server, for
+//! agents.
 //!
 //! [`ingress`] accepts connections; [`server`] authenticates; [`interceptor`] answers hooks;
 //! [`bridge`] holds the configured tools and the sessions. Clients of the revisions with sessions
 //! have a [`session`], over [`streamable`] HTTP or HTTP with SSE ([`http_sse`]); clients of
 //! revision 2026-07-28 have none ([`sessionless`], [`pool`]). Every call passes through [`relay`],
 //! which queries [`governance`]; a [`process`] is a running stdio server, started by a
-//! [`launch::Launcher`]. JSON-RPC messages are relayed without being written anew ([`rpc`]).
+//! [`launch::Launcher`]. JSON-RPC messages are relayed as raw text, without serialising them again
+//! ([`rpc`]).
 //!
-//! **Never here:** a call that no policy check has seen, a message to more than one client, a
-//! typed copy of a relayed message, SQL, or the sandboxes themselves.
+//! **Never here:** relaying a call without a policy check, sending a message to more than one
+//! client, a typed copy of a relayed message, SQL, or managing the sandboxes themselves.
 
 pub mod agents;
 pub mod answer;

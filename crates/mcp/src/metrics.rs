@@ -369,10 +369,10 @@ impl Metrics {
         }
     }
 
-    fn change_processes(&self, labels: &ToolLabels, by: i64) {
+    fn change_processes(&self, labels: &ToolLabels, delta: i64) {
         let mut table = self.process_table();
         let running = table.running.entry(labels.clone()).or_default();
-        *running += by;
+        *running += delta;
         if *running == 0 {
             table.running.remove(labels);
         }

@@ -47,7 +47,7 @@ pub struct PoolClient {
     pub capabilities: String,
 }
 
-/// All pools; see the module documentation.
+/// All pools of server processes.
 #[derive(Debug, Default)]
 pub struct ProcessPools {
     pools: Mutex<Vec<Arc<Pool>>>,
@@ -55,7 +55,7 @@ pub struct ProcessPools {
 
 #[derive(Debug)]
 struct Pool {
-    served: Arc<StdioServer>,
+    server: Arc<StdioServer>,
     client: PoolClient,
     inner: Mutex<Inner>,
     /// Notified when a process becomes free or another may be started.
@@ -67,7 +67,7 @@ struct Pool {
 struct Inner {
     workers: Vec<Arc<Worker>>,
     starting: usize,
-    used: Instant,
+    last_used: Instant,
 }
 
 /// One process of a pool.
@@ -145,12 +145,12 @@ impl ProcessPools {
     /// Leases a process for a call during which the server may send requests.
     pub async fn lease(
         &self,
-        served: &Arc<StdioServer>,
+        server: &Arc<StdioServer>,
         client: &PoolClient,
         metrics: &Metrics,
     ) -> Result<Lease, LaunchError> {
-        let pool = self.pool(served, client)?;
-        let worker = pool.get(metrics, |worker| {
+        let pool = self.pool(server, client)?;
+        let worker = pool.get_worker(metrics, |worker| {
             let mut leased = worker.leased.lock().unwrap_or_else(PoisonError::into_inner);
             !std::mem::replace(&mut *leased, true)
         });
@@ -165,45 +165,48 @@ impl ProcessPools {
         })
     }
 
-    /// A process for a call during which the server sends no requests; it may be in use by others.
+    /// A process for a call during which the server sends no requests. The process may serve other
+    /// calls at the same time.
     pub async fn get_worker(
         &self,
-        served: &Arc<StdioServer>,
+        server: &Arc<StdioServer>,
         client: &PoolClient,
         metrics: &Metrics,
     ) -> Result<Arc<Worker>, LaunchError> {
-        self.pool(served, client)?.get(metrics, |_| true).await
+        self.pool(server, client)?
+            .get_worker(metrics, |_| true)
+            .await
     }
 
     /// Subscribes to the change notifications of all processes of a caller for a server.
     pub fn subscribe(
         &self,
-        served: &Arc<StdioServer>,
+        server: &Arc<StdioServer>,
         client: &PoolClient,
     ) -> Result<broadcast::Receiver<Arc<RpcMessage>>, LaunchError> {
-        Ok(self.pool(served, client)?.changes.subscribe())
+        Ok(self.pool(server, client)?.changes.subscribe())
     }
 
     fn pool(
         &self,
-        served: &Arc<StdioServer>,
+        server: &Arc<StdioServer>,
         client: &PoolClient,
     ) -> Result<Arc<Pool>, LaunchError> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         let of_caller = |pool: &Arc<Pool>| is_same_caller(&pool.client.caller, &client.caller);
         let is_same_server_and_caller =
-            |pool: &&Arc<Pool>| Arc::ptr_eq(&pool.served, served) && of_caller(pool);
+            |pool: &&Arc<Pool>| Arc::ptr_eq(&pool.server, server) && of_caller(pool);
         let found = pools.iter().filter(is_same_server_and_caller);
         let mut found = found.filter(|pool| pool.client.capabilities == client.capabilities);
         if let Some(pool) = found.next() {
-            pool.inner().used = Instant::now();
+            pool.inner().last_used = Instant::now();
             return Ok(Arc::clone(pool));
         }
         let caller_pools = pools.iter().filter(|pool| of_caller(pool)).count();
         if pools.len() >= MAX_POOLS || caller_pools >= MAX_POOLS_PER_CALLER {
             let idle = pools.iter().enumerate();
             let idle = idle.filter(|(_, pool)| of_caller(pool) && pool.is_idle());
-            let oldest = idle.min_by_key(|(_, pool)| pool.inner().used);
+            let oldest = idle.min_by_key(|(_, pool)| pool.inner().last_used);
             let Some(index) = oldest.map(|(index, _)| index) else {
                 let why =
                     "too many process pools are in use; close other clients and retry".to_owned();
@@ -218,12 +221,12 @@ impl ProcessPools {
             .map(|pool| pool.changes.clone());
         let changes = changes.unwrap_or_else(|| broadcast::channel(MAX_QUEUED_CHANGES).0);
         let pool = Arc::new(Pool {
-            served: Arc::clone(served),
+            server: Arc::clone(server),
             client: client.clone(),
             inner: Mutex::new(Inner {
                 workers: Vec::new(),
                 starting: 0,
-                used: Instant::now(),
+                last_used: Instant::now(),
             }),
             freed: Arc::default(),
             changes,
@@ -236,10 +239,10 @@ impl ProcessPools {
     pub fn sweep(&self, max_idle: Duration) {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|pool| {
-            let is_removed = pool.served.stop().is_cancelled();
+            let is_removed = pool.server.stop().is_cancelled();
             let is_unused = pool.is_idle()
                 && pool.changes.receiver_count() == 0
-                && pool.inner().used.elapsed() > max_idle;
+                && pool.inner().last_used.elapsed() > max_idle;
             if is_removed || is_unused {
                 pool.end();
             }
@@ -272,11 +275,11 @@ impl Pool {
         }
     }
 
-    fn find_worker(&self, max_workers: usize, take: impl Fn(&Worker) -> bool) -> Availability {
+    fn find_worker(&self, max_workers: usize, try_take: impl Fn(&Worker) -> bool) -> Availability {
         let mut inner = self.inner();
-        inner.used = Instant::now();
+        inner.last_used = Instant::now();
         inner.workers.retain(|worker| worker.process.is_alive());
-        if let Some(worker) = inner.workers.iter().find(|worker| take(worker)) {
+        if let Some(worker) = inner.workers.iter().find(|worker| try_take(worker)) {
             return Availability::Found(Arc::clone(worker));
         }
         if inner.workers.len() + inner.starting < max_workers {
@@ -286,14 +289,14 @@ impl Pool {
         Availability::Wait
     }
 
-    /// A process that `take` accepts. Starts another process if none is accepted.
-    async fn get(
+    /// A process that `try_take` accepts. Starts another process if none is accepted.
+    async fn get_worker(
         self: &Arc<Self>,
         metrics: &Metrics,
-        take: impl Fn(&Worker) -> bool,
+        try_take: impl Fn(&Worker) -> bool,
     ) -> Result<Arc<Worker>, LaunchError> {
         // A shared server has one process for all callers.
-        let max_workers = if self.served.config().shared {
+        let max_workers = if self.server.config().shared {
             1
         } else {
             MAX_WORKERS
@@ -303,11 +306,11 @@ impl Pool {
             let freed = self.freed.notified();
             tokio::pin!(freed);
             freed.as_mut().enable();
-            match self.find_worker(max_workers, &take) {
+            match self.find_worker(max_workers, &try_take) {
                 Availability::Found(worker) => return Ok(worker),
                 Availability::Start => {
                     let worker = StartSlot(self).start(metrics).await?;
-                    let taken = take(&worker);
+                    let taken = try_take(&worker);
                     self.inner().workers.push(Arc::clone(&worker));
                     self.freed.notify_waiters();
                     if taken {
@@ -340,25 +343,25 @@ struct StartSlot<'a>(&'a Arc<Pool>);
 impl StartSlot<'_> {
     async fn start(&self, metrics: &Metrics) -> Result<Arc<Worker>, LaunchError> {
         let pool = self.0;
-        let launched = pool.served.launch(&pool.client.caller).await?;
+        let launched = pool.server.launch(&pool.client.caller).await?;
         let inbox = Arc::new(Inbox {
             current: Mutex::default(),
             changes: pool.changes.clone(),
             process: Mutex::default(),
         });
         let handler = Arc::clone(&inbox) as Arc<dyn MessageHandler>;
-        let process = pool.served.attach(launched, handler, metrics);
+        let process = pool.server.attach(launched, handler, metrics);
         inbox.set_process(&process);
-        let ending = ProcessStopGuard::of(&process);
+        let stop_guard = ProcessStopGuard::new(&process);
         let initialize_result =
-            initialize(&process, &pool.served, &pool.client.capabilities).await?;
-        ending.keep();
+            initialize(&process, &pool.server, &pool.client.capabilities).await?;
+        stop_guard.disarm();
         // The process ends when the server is removed from the settings.
-        let (stop, watched) = (pool.served.stop().clone(), Arc::clone(&process));
+        let (stop, watched) = (pool.server.stop().clone(), Arc::clone(&process));
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => watched.stop(),
-                _ = watched.ended() => {}
+                _ = watched.wait_for_end() => {}
             }
         });
         Ok(Arc::new(Worker {

@@ -87,7 +87,7 @@ pub struct Process {
     input: mpsc::Sender<Line>,
     calls: Mutex<Calls>,
     stop: CancellationToken,
-    end: watch::Receiver<Option<ProcessEnded>>,
+    end_receiver: watch::Receiver<Option<ProcessEnded>>,
 }
 
 /// A line for a server's input.
@@ -98,10 +98,11 @@ struct Line {
     written: oneshot::Sender<io::Result<()>>,
 }
 
+/// The calls that wait for an answer, by the id that the server receives.
 #[derive(Debug, Default)]
 struct Calls {
-    last: u64,
-    open: HashMap<u64, oneshot::Sender<RpcMessage>>,
+    last_id: u64,
+    pending: HashMap<u64, oneshot::Sender<RpcMessage>>,
     /// The process has ended; new calls receive no answer.
     ended: bool,
 }
@@ -124,14 +125,14 @@ impl PendingCall {
     pub async fn answer(&mut self) -> Result<RpcMessage, ProcessEnded> {
         match (&mut self.answer).await {
             Ok(message) => Ok(message),
-            Err(_) => Err(self.process.ended().await),
+            Err(_) => Err(self.process.wait_for_end().await),
         }
     }
 }
 
 impl Drop for PendingCall {
     fn drop(&mut self) {
-        self.process.calls().open.remove(&self.id);
+        self.process.calls().pending.remove(&self.id);
     }
 }
 
@@ -149,31 +150,41 @@ impl Process {
             input,
             output,
             errors,
-            handle: life,
+            handle: program,
         } = launched;
         let (lines, queued) = mpsc::channel(MAX_QUEUED_LINES);
-        let (end_sender, end) = watch::channel(None);
+        let (end_sender, end_receiver) = watch::channel(None);
         let process = Arc::new(Self {
             label: label.clone(),
             input: lines,
             calls: Mutex::default(),
             stop: CancellationToken::new(),
-            end,
+            end_receiver,
         });
         let counted = metrics.count_process(&label.tool, label.runtime);
         let signals = InputSignals::default();
-        tokio::spawn(write(input, queued, label.tool.clone(), signals.clone()));
+        tokio::spawn(write_lines(
+            input,
+            queued,
+            label.tool.clone(),
+            signals.clone(),
+        ));
         tokio::spawn(log_stderr(errors, label.tool.clone()));
-        let reading = tokio::spawn(read(output, Arc::clone(&process), handler, metrics));
+        let reading = tokio::spawn(read_messages(
+            output,
+            Arc::clone(&process),
+            handler,
+            metrics,
+        ));
         let supervised = Arc::clone(&process);
-        let (shutdown, held) = (Arc::clone(shutdown), shutdown.hold());
+        let (shutdown, shutdown_token) = (Arc::clone(shutdown), shutdown.register_process());
         tokio::spawn(async move {
-            let code = supervise(life, reading, &supervised, &signals, &shutdown).await;
+            let code = supervise(program, reading, &supervised, &signals, &shutdown).await;
             supervised.finish();
             counted.exited(code);
             tracing::debug!(tool = %label.tool, ?code, "mcp tool process ended");
             end_sender.send_replace(Some(ProcessEnded { code }));
-            drop(held);
+            drop(shutdown_token);
         });
         process
     }
@@ -187,10 +198,10 @@ impl Process {
     pub fn reserve(self: &Arc<Self>) -> PendingCall {
         let (sender, answer) = oneshot::channel();
         let mut calls = self.calls();
-        calls.last += 1;
-        let id = calls.last;
+        calls.last_id += 1;
+        let id = calls.last_id;
         if !calls.ended {
-            calls.open.insert(id, sender);
+            calls.pending.insert(id, sender);
         }
         drop(calls);
         PendingCall {
@@ -205,16 +216,16 @@ impl Process {
     pub async fn send(&self, text: &str) -> Result<(), SendError> {
         let (written, outcome) = oneshot::channel();
         let line = Line {
-            bytes: rpc::line(text),
+            bytes: rpc::to_line(text),
             written,
         };
         if self.input.send(line).await.is_err() {
-            return Err(self.ended().await.into());
+            return Err(self.wait_for_end().await.into());
         }
         match tokio::time::timeout(WRITE_TIMEOUT, outcome).await {
             Ok(Ok(Ok(()))) => Ok(()),
             Ok(Ok(Err(error))) => Err(SendError::Write(error.to_string())),
-            Ok(Err(_)) => Err(self.ended().await.into()),
+            Ok(Err(_)) => Err(self.wait_for_end().await.into()),
             // If the write fails later, the process ends, and every open call with it.
             Err(_) => Ok(()),
         }
@@ -234,12 +245,12 @@ impl Process {
 
     /// Whether the process still accepts calls.
     pub fn is_alive(&self) -> bool {
-        !self.stop.is_cancelled() && !self.calls().ended && self.end.borrow().is_none()
+        !self.stop.is_cancelled() && !self.calls().ended && self.end_receiver.borrow().is_none()
     }
 
     /// Waits for the end of the process.
-    pub async fn ended(&self) -> ProcessEnded {
-        let mut end = self.end.clone();
+    pub async fn wait_for_end(&self) -> ProcessEnded {
+        let mut end = self.end_receiver.clone();
         let found = end.wait_for(Option::is_some).await;
         found.map_or(ProcessEnded { code: None }, |ended| {
             ended.unwrap_or(ProcessEnded { code: None })
@@ -254,13 +265,13 @@ impl Process {
     fn finish(&self) {
         let mut calls = self.calls();
         calls.ended = true;
-        calls.open.clear();
+        calls.pending.clear();
     }
 
     /// Passes an answer to its pending call. `false` if no call is pending under its id.
     fn complete_call(&self, message: RpcMessage) -> bool {
         let id = message.id().and_then(|id| id.parse::<u64>().ok());
-        let pending = id.and_then(|id| self.calls().open.remove(&id));
+        let pending = id.and_then(|id| self.calls().pending.remove(&id));
         pending.is_some_and(|pending| pending.send(message).is_ok())
     }
 }
@@ -276,15 +287,15 @@ struct InputSignals {
 
 /// Waits for the end of a program, or ends it.
 async fn supervise(
-    mut life: Box<dyn ProgramHandle>,
+    mut program: Box<dyn ProgramHandle>,
     mut reading: tokio::task::JoinHandle<()>,
     process: &Process,
     signals: &InputSignals,
     shutdown: &Shutdown,
 ) -> ProgramExit {
     tokio::select! {
-        code = life.ended() => {
-            // Its last output may still be in the pipe.
+        code = program.wait() => {
+            // The program's last output may still be in the pipe.
             if tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, &mut reading).await.is_err() {
                 reading.abort();
             }
@@ -294,14 +305,14 @@ async fn supervise(
         _ = &mut reading => {}
         () = process.stop.cancelled() => {}
         () = signals.broken.cancelled() => {}
-        _ = shutdown.begun() => {}
+        _ = shutdown.wait_for_begin() => {}
     }
     signals.close.cancel();
     process.stop.cancel();
     let code = tokio::select! {
         biased;
-        kill_at = shutdown.begun() => terminate(life.as_mut(), &process.label, kill_at).await,
-        code = life.end() => code,
+        kill_at = shutdown.wait_for_begin() => terminate(program.as_mut(), &process.label, kill_at).await,
+        code = program.end() => code,
     };
     reading.abort();
     code
@@ -309,19 +320,19 @@ async fn supervise(
 
 /// Ends a program when the gate stops: SIGTERM at once, SIGKILL at `kill_at`.
 async fn terminate(
-    life: &mut dyn ProgramHandle,
+    program: &mut dyn ProgramHandle,
     label: &ProcessLabel,
     kill_at: Instant,
 ) -> ProgramExit {
-    life.terminate();
-    if let Ok(code) = tokio::time::timeout_at(kill_at, life.ended()).await {
+    program.terminate();
+    if let Ok(code) = tokio::time::timeout_at(kill_at, program.wait()).await {
         return code;
     }
     tracing::warn!(tool = %label.tool, "mcp tool did not end on SIGTERM and is killed");
-    life.kill().await
+    program.kill().await
 }
 
-async fn write(
+async fn write_lines(
     mut input: Pin<Box<dyn AsyncWrite + Send>>,
     mut queued: mpsc::Receiver<Line>,
     tool: Arc<str>,
@@ -370,14 +381,14 @@ async fn write(
     // Dropping the input closes the pipe, which signals the end to the server.
 }
 
-async fn read(
+async fn read_messages(
     output: Pin<Box<dyn AsyncRead + Send>>,
     process: Arc<Process>,
     handler: Arc<dyn MessageHandler>,
     metrics: Metrics,
 ) {
     let mut output = BufReader::with_capacity(64 * 1024, output);
-    let junk = |why: &dyn std::fmt::Display| {
+    let record_junk = |why: &dyn std::fmt::Display| {
         if metrics
             .record_junk_line(&process.label.tool)
             .is_power_of_two()
@@ -389,12 +400,12 @@ async fn read(
         let line = match next_line(&mut output, MAX_MESSAGE_BYTES).await {
             Ok(Some(ReadLine::Whole(line))) => line,
             Ok(Some(ReadLine::TooLong)) => {
-                junk(&"the line is too long");
+                record_junk(&"the line is too long");
                 continue;
             }
             Ok(None) => return,
             Err(error) => {
-                tracing::debug!(%error, "mcp tool output failed to read");
+                tracing::debug!(%error, "reading mcp tool output failed");
                 return;
             }
         };
@@ -408,7 +419,7 @@ async fn read(
                 }
             }
             Ok(message) => handler.handle(message).await,
-            Err(bad) => junk(&bad),
+            Err(bad) => record_junk(&bad),
         }
     }
 }
@@ -481,7 +492,7 @@ mod tests {
         let (sender, queued) = mpsc::channel(MAX_QUEUED_LINES);
         for line in lines {
             let (written, _) = oneshot::channel();
-            let bytes = rpc::line(line);
+            let bytes = rpc::to_line(line);
             sender.try_send(Line { bytes, written }).unwrap();
         }
         // The queue stays open: closing it would end the writer.
@@ -495,7 +506,7 @@ mod tests {
             let (input, mut server) = tokio::io::duplex(1024);
             let signals = InputSignals::default();
             signals.close.cancel();
-            write(Box::pin(input), queue(&["a", "b"]), "t".into(), signals).await;
+            write_lines(Box::pin(input), queue(&["a", "b"]), "t".into(), signals).await;
             let mut received = String::new();
             server.read_to_string(&mut received).await.unwrap();
             assert_eq!(received, "a\nb\n");
@@ -503,13 +514,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn writer_gives_up_on_a_server_that_does_not_read() {
+    async fn writer_stops_at_the_timeout_if_the_server_does_not_read() {
         let (input, _server) = tokio::io::duplex(1);
         let signals = InputSignals::default();
         signals.close.cancel();
         let begun = Instant::now();
         let lines = queue(&["more than fits"]);
-        write(Box::pin(input), lines, "t".into(), signals).await;
+        write_lines(Box::pin(input), lines, "t".into(), signals).await;
         assert_eq!(begun.elapsed(), INPUT_DRAIN_TIMEOUT);
     }
 }

@@ -88,8 +88,8 @@ fn redact_wrapped(
         }
     };
     let changed = redact_wrapped(redaction, &plain, inner)?;
-    let around = redaction.apply_rules(&splice::set(text, &["arguments"], "null")?)?;
-    if changed.is_none() && around.is_none() {
+    let outer = redaction.apply_rules(&splice::set(text, &["arguments"], "null")?)?;
+    if changed.is_none() && outer.is_none() {
         return Ok(None);
     }
     let wrapped = match (changed, wrapping) {
@@ -103,6 +103,6 @@ fn redact_wrapped(
             None => changed,
         },
     };
-    let around = around.as_deref().unwrap_or(text);
-    Ok(Some(splice::set(around, &["arguments"], &wrapped)?))
+    let outer = outer.as_deref().unwrap_or(text);
+    Ok(Some(splice::set(outer, &["arguments"], &wrapped)?))
 }

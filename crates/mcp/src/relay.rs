@@ -16,7 +16,7 @@ use tracing::{Instrument, Span};
 
 use crate::call_headers::CallHeaders;
 use crate::caller::McpCaller;
-use crate::context::{CORRELATION, Execution, PolicyDecision};
+use crate::context::{CORRELATION_KEY, Execution, PolicyDecision};
 use crate::governance::{Governance, GovernedMessage, Moment, Ruling, new_request};
 use crate::hold_terms::{CallApprovals, HoldTerms};
 use crate::metrics::CallStatus;
@@ -51,7 +51,7 @@ pub struct PermittedCall {
     pub method: String,
     /// The message to send, including changes by policies.
     pub message: RpcMessage,
-    begun: Instant,
+    started_at: Instant,
     /// The decision that allowed the call; none for [`UNDECIDED_METHODS`].
     decision: Option<PolicyDecision>,
     /// The operator's approvals of the call and of the calls that it continues.
@@ -76,7 +76,7 @@ impl PermittedCall {
 pub struct Relay {
     /// Evaluates the policies.
     pub governance: Governance,
-    /// If a gateway calls the hooks, results carry the id by which an after hook finds its call.
+    /// If a gateway calls the hooks, results contain the id by which an after hook finds its call.
     pub gateway_hooks: GatewayHookProbe,
 }
 
@@ -94,10 +94,10 @@ impl std::fmt::Debug for GatewayHookProbe {
 
 impl Relay {
     /// Decides whether `caller` may send `message` to `served`. The error is the refusal to answer
-    /// with. If a policy asks the operator, the call waits on `terms`.
+    /// with. If a policy requires the operator's approval, the call waits; `terms` limit the wait.
     pub async fn permit(
         &self,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         message: RpcMessage,
         headers: &CallHeaders,
@@ -109,7 +109,7 @@ impl Relay {
                 request: new_request(),
                 method,
                 message,
-                begun: Instant::now(),
+                started_at: Instant::now(),
                 decision: None,
                 approvals: CallApprovals::default(),
                 context: None,
@@ -118,7 +118,7 @@ impl Relay {
             });
         }
         let request_id = headers.request_id.as_deref();
-        let found = self.find_context(served, caller, &message, request_id);
+        let found = self.find_context(server, caller, &message, request_id);
         let known = found.as_ref().ok().and_then(Option::as_ref);
         let request = known.and_then(|known| known.request);
         let request = request.unwrap_or_else(new_request);
@@ -130,26 +130,28 @@ impl Relay {
             .or(hook_trace)
             .or(client_trace.as_deref());
         let span =
-            tracing::info_span!("mcp.call", tool = %served.name(), method, request = %request);
+            tracing::info_span!("mcp.call", tool = %server.name(), method, request = %request);
         trace::continue_from(&span, parent);
-        let asked = GovernedMessage {
+        let message_to_decide = GovernedMessage {
             moment: Moment::Before,
             request,
             caller,
-            tool: served.name(),
+            tool: server.name(),
             method: &method,
-            params: raw(message.params()),
+            params: parse_raw(message.params()),
             result: None,
             error: None,
-            before: None,
+            call_decision: None,
             execution: None,
         };
         let id = message.id().unwrap_or("null");
         if let Err(expired) = &found {
             let denial =
                 Denial::new(Reason::Internal, "mcp:context").with_message(expired.to_string());
-            self.governance.record_refused(&asked, &denial).await;
-            return Err(refusal(id, &method, request, &denial));
+            self.governance
+                .record_refused(&message_to_decide, &denial)
+                .await;
+            return Err(refusal_message(id, &method, request, &denial));
         }
         // A call that the before hook refused stays refused, although the policies decide again
         // below and a reload may have changed them.
@@ -166,35 +168,38 @@ impl Relay {
         let governance = &self.governance;
         let decide_head = || {
             let name = name.as_deref();
-            let tool = name.map_or(Ok(()), |name| served.check_tool(name, caller));
+            let tool = name.map_or(Ok(()), |name| server.check_tool(name, caller));
             governance.decide_without_bundles(stored.map(|(_, denial)| denial), tool)
         };
         if let Err((denial, check)) = decide_head() {
             match stored {
                 Some((decision, _)) if check == Check::StoredDecision => {
                     governance
-                        .record_refused_by_stored_decision(&asked, decision, &denial)
+                        .record_refused_by_stored_decision(&message_to_decide, decision, &denial)
                         .await;
                 }
-                _ => governance.record_refused(&asked, &denial).await,
+                _ => governance.record_refused(&message_to_decide, &denial).await,
             }
-            return Err(refusal(id, &method, request, &denial));
+            return Err(refusal_message(id, &method, request, &denial));
         }
         // An approval at the hook is valid for one call.
-        let hooked = known.filter(|known| !known.approvals.is_empty());
-        let hooked = hooked.map(|known| governance.contexts().take_approvals(&known.id));
+        let hook_approvals = known.filter(|known| !known.approvals.is_empty());
+        let hook_approvals =
+            hook_approvals.map(|known| governance.contexts().take_approvals(&known.id));
         // Tool definitions may change while a call waits for the operator.
-        let head = || decide_head().map_err(|(denial, _)| denial);
+        let recheck = || decide_head().map_err(|(denial, _)| denial);
         let terms = HoldTerms {
-            recheck: Some(&head),
-            hooked: hooked.as_ref(),
+            recheck: Some(&recheck),
+            hook_approvals: hook_approvals.as_ref(),
             ..*terms
         };
-        let evaluation = governance.evaluate(&asked, &terms).instrument(span.clone());
+        let evaluation = governance
+            .evaluate(&message_to_decide, &terms)
+            .instrument(span.clone());
         let evaluation = evaluation.await;
         let decision = evaluation.decision();
         let mut approvals = evaluation.approvals;
-        if let Some(earlier) = terms.continued {
+        if let Some(earlier) = terms.call_approvals {
             approvals.extend(earlier);
         }
         let message = match evaluation.ruling {
@@ -206,17 +211,17 @@ impl Relay {
                     return Err(RpcMessage::failure(id, code::INTERNAL_ERROR, &text, None));
                 }
             },
-            Ruling::Block(denial) => return Err(refusal(id, &method, request, &denial)),
+            Ruling::Block(denial) => return Err(refusal_message(id, &method, request, &denial)),
         };
-        let own = trace::traceparent_of(&span);
-        let message = with_traceparent(message, own.as_deref().or(parent));
+        let own_span = trace::traceparent_of(&span);
+        let message = with_traceparent(message, own_span.as_deref().or(parent));
         let context = known.map(|known| known.id.to_string());
         let is_own_context = context.is_none();
         let mut permitted = PermittedCall {
             request,
             method,
             message,
-            begun: Instant::now(),
+            started_at: Instant::now(),
             decision: Some(decision),
             approvals,
             context,
@@ -224,16 +229,16 @@ impl Relay {
             span,
         };
         if is_own_context {
-            permitted.context = self.store_context(served, caller, &permitted);
+            permitted.context = self.store_context(server, caller, &permitted);
         }
         Ok(permitted)
     }
 
     /// Decides about the answer. Returns the message for `caller`, with the id of its request. If a
-    /// policy asks the operator, the answer waits on `terms`.
+    /// policy requires the operator's approval, the answer waits; `terms` limit the wait.
     pub async fn deliver(
         &self,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         permitted: &PermittedCall,
         answer: Result<RpcMessage, ProcessEnded>,
@@ -247,14 +252,14 @@ impl Relay {
         let mut execution = Execution {
             failed: true,
             exit_code: 0,
-            duration: permitted.begun.elapsed(),
+            duration: permitted.started_at.elapsed(),
         };
         let answer = match answer {
             Ok(answer) => answer,
             Err(ended) => {
-                self.count(served, permitted, CallStatus::Error);
+                self.count_call(server, permitted, CallStatus::Error);
                 execution.exit_code = ended.code.unwrap_or(UNKNOWN_EXIT_CODE);
-                self.store_execution(served, caller, permitted, execution);
+                self.store_execution(server, caller, permitted, execution);
                 return RpcMessage::failure(id, code::SERVER_ENDED, &ended.to_string(), None);
             }
         };
@@ -262,30 +267,30 @@ impl Relay {
             Some(_) => CallStatus::Error,
             None => CallStatus::Success,
         };
-        self.count(served, permitted, status);
+        self.count_call(server, permitted, status);
         execution.failed = answer.error().is_some();
-        self.store_execution(served, caller, permitted, execution);
+        self.store_execution(server, caller, permitted, execution);
         if method == "tools/list" {
-            return with_answer_id(served.filter_tools(answer, caller), id);
+            return with_answer_id(server.filter_tools(answer, caller), id);
         }
         if UNDECIDED_METHODS.contains(&method) {
             return answer.with_id(id);
         }
-        let asked = GovernedMessage {
+        let message_to_decide = GovernedMessage {
             moment: Moment::After,
             request: permitted.request,
             caller,
-            tool: served.name(),
+            tool: server.name(),
             method,
-            params: raw(permitted.message.params()),
-            result: raw(answer.result()),
-            error: raw(answer.error()),
-            before: permitted.decision.as_ref(),
+            params: parse_raw(permitted.message.params()),
+            result: parse_raw(answer.result()),
+            error: parse_raw(answer.error()),
+            call_decision: permitted.decision.as_ref(),
             execution: Some(&execution),
         };
         let ruling = self
             .governance
-            .decide(&asked, terms)
+            .decide(&message_to_decide, terms)
             .instrument(permitted.span.clone());
         let answer = match ruling.await {
             Ruling::Pass => answer.with_id(id),
@@ -293,7 +298,7 @@ impl Relay {
                 with_answer_id(answer.with_result(new.get()), id)
             }
             Ruling::Modify(new) => with_answer_id(answer.with_error(new.get()), id),
-            Ruling::Block(denial) => refusal(id, method, permitted.request, &denial),
+            Ruling::Block(denial) => refusal_message(id, method, permitted.request, &denial),
         };
         if is_call && (self.gateway_hooks.0)() {
             with_correlation_id(answer, permitted.request)
@@ -302,28 +307,28 @@ impl Relay {
         }
     }
 
-    /// Decides whether a server may send the request `question` to `caller`. If a policy asks the
-    /// operator, the question waits on `terms`.
+    /// Decides whether a server may send the request `question` to `caller`. If a policy requires
+    /// the operator's approval, the question waits; `terms` limit the wait.
     pub async fn permit_question(
         &self,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         question: RpcMessage,
         terms: &HoldTerms<'_>,
     ) -> Result<RpcMessage, Denial> {
-        let asked = GovernedMessage {
+        let message_to_decide = GovernedMessage {
             moment: Moment::Elicitation,
             request: new_request(),
             caller,
-            tool: served.name(),
+            tool: server.name(),
             method: question.method().unwrap_or_default(),
-            params: raw(question.params()),
+            params: parse_raw(question.params()),
             result: None,
             error: None,
-            before: None,
+            call_decision: None,
             execution: None,
         };
-        match self.governance.decide(&asked, terms).await {
+        match self.governance.decide(&message_to_decide, terms).await {
             Ruling::Pass => Ok(question),
             Ruling::Modify(params) => {
                 RpcMessage::read(question.with_params(params.get())).map_err(|bad| {
@@ -336,30 +341,30 @@ impl Relay {
 
     /// Counts a call that ends without an answer of its server, and stores the failure for the
     /// after hook.
-    pub fn note_unanswered(
+    pub fn record_unanswered(
         &self,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         permitted: &PermittedCall,
         status: CallStatus,
     ) {
-        self.count(served, permitted, status);
-        self.store_abandoned(served, caller, permitted);
+        self.count_call(server, permitted, status);
+        self.store_abandoned(server, caller, permitted);
     }
 
     /// Counts the end of a tool call; other requests are not counted.
-    fn count(&self, served: &StdioServer, permitted: &PermittedCall, status: CallStatus) {
+    fn count_call(&self, server: &StdioServer, permitted: &PermittedCall, status: CallStatus) {
         if permitted.method != "tools/call" {
             return;
         }
-        let (metrics, runtime) = (self.governance.metrics(), served.config().runtime.kind);
-        let took = permitted.begun.elapsed();
-        metrics.record_execution(served.name(), runtime, status, took);
+        let (metrics, runtime) = (self.governance.metrics(), server.config().runtime.kind);
+        let took = permitted.started_at.elapsed();
+        metrics.record_execution(server.name(), runtime, status, took);
     }
 }
 
 /// The answer to a refused call. For `tools/call` it is a result: agents rarely read errors.
-pub fn refusal(id: &str, method: &str, request: RequestId, denial: &Denial) -> String {
+pub fn refusal_message(id: &str, method: &str, request: RequestId, denial: &Denial) -> String {
     let about = json!({
         "reason": denial.reason.code(),
         "rule": denial.rule.as_str(),
@@ -384,8 +389,8 @@ pub fn refused_question(id: &str, denial: &Denial) -> String {
     RpcMessage::failure(id, code::POLICY_REFUSED, &text, Some(&about.to_string()))
 }
 
-/// The name of the called tool; none if it is missing, not a string, or not unique. With two names,
-/// another parser might use the other one.
+/// The name of the called tool; none if it is missing, not a string, or not unique. If there are
+/// two names, the server could use a different one than the gate.
 fn unique_tool_name(message: &RpcMessage) -> Option<String> {
     let fields: Fields<'_> = serde_json::from_str(message.params()?).ok()?;
     let mut names = fields.0.iter().filter(|(key, _)| key == "name");
@@ -429,7 +434,7 @@ fn with_correlation_id(answer: String, request: RequestId) -> String {
     let Some(result) = answer.result() else {
         return answer.into_text();
     };
-    match set_meta(result, CORRELATION, &rpc::quote(&request.to_string())) {
+    match set_meta(result, CORRELATION_KEY, &rpc::quote(&request.to_string())) {
         Some(result) => answer.with_result(&result),
         None => answer.into_text(),
     }
@@ -463,12 +468,12 @@ pub fn add_entry(object: &str, entry: &str) -> Option<String> {
 }
 
 /// A part of a message as raw JSON for the policies. It was parsed before.
-fn raw(part: Option<&str>) -> Option<&RawValue> {
+fn parse_raw(part: Option<&str>) -> Option<&RawValue> {
     part.and_then(|part| serde_json::from_str(part).ok())
 }
 
 /// Cryptographically secure random bytes.
-pub fn random<const N: usize>() -> [u8; N] {
+pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     if aws_lc_rs::rand::fill(&mut bytes).is_err() {
         // The system's random source does not fail once it has worked. Without it, ids would be
@@ -480,6 +485,6 @@ pub fn random<const N: usize>() -> [u8; N] {
 }
 
 /// Bytes as lower-case hexadecimal text.
-pub fn hex<const N: usize>(bytes: [u8; N]) -> String {
+pub fn to_hex<const N: usize>(bytes: [u8; N]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -91,20 +91,20 @@ pub struct RpcMessage {
 struct Envelope<'a> {
     #[serde(borrow)]
     jsonrpc: Option<Cow<'a, str>>,
-    #[serde(borrow, default, deserialize_with = "present")]
+    #[serde(borrow, default, deserialize_with = "deserialize_present")]
     id: Option<&'a RawValue>,
     #[serde(borrow)]
     method: Option<Cow<'a, str>>,
     #[serde(borrow)]
     params: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "present")]
+    #[serde(borrow, default, deserialize_with = "deserialize_present")]
     result: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "present")]
+    #[serde(borrow, default, deserialize_with = "deserialize_present")]
     error: Option<&'a RawValue>,
 }
 
 /// Distinguishes a field that is `null` from a missing one.
-fn present<'de, D: serde::Deserializer<'de>>(
+fn deserialize_present<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
@@ -127,7 +127,7 @@ impl RpcMessage {
         if envelope.jsonrpc.as_deref() != Some("2.0") {
             return Err(BadMessage::Shape("jsonrpc is not \"2.0\""));
         }
-        let range = |raw: Option<&RawValue>| raw.map(|raw| span(&text, raw.get()));
+        let range = |raw: Option<&RawValue>| raw.map(|raw| range_of(&text, raw.get()));
         let (id, params) = (range(envelope.id), range(envelope.params));
         let (result, error) = (range(envelope.result), range(envelope.error));
         let is_response = result.is_some() || error.is_some();
@@ -259,7 +259,7 @@ impl RpcMessage {
     /// The same message with another id.
     #[must_use]
     pub fn with_id(&self, id: &str) -> String {
-        self.spliced(self.id.as_ref(), id)
+        self.with_range_replaced(self.id.as_ref(), id)
     }
 
     /// The same message with another value at `path` below the parameters; unchanged if there is no
@@ -268,14 +268,14 @@ impl RpcMessage {
     pub fn with_param(&self, path: &[&str], value: &str) -> String {
         let params = self.params.clone();
         let found = params.and_then(|params| find(&self.text, params, path));
-        self.spliced(found.as_ref(), value)
+        self.with_range_replaced(found.as_ref(), value)
     }
 
     /// The same message with other parameters.
     #[must_use]
     pub fn with_params(&self, params: &str) -> String {
         if self.params.is_some() {
-            return self.spliced(self.params.as_ref(), params);
+            return self.with_range_replaced(self.params.as_ref(), params);
         }
         // The last brace closes the message object.
         let end = self.text.rfind('}').unwrap_or(self.text.len());
@@ -286,20 +286,20 @@ impl RpcMessage {
     /// The same message with another result.
     #[must_use]
     pub fn with_result(&self, result: &str) -> String {
-        self.spliced(self.result.as_ref(), result)
+        self.with_range_replaced(self.result.as_ref(), result)
     }
 
     /// The same message with another error.
     #[must_use]
     pub fn with_error(&self, error: &str) -> String {
-        self.spliced(self.error.as_ref(), error)
+        self.with_range_replaced(self.error.as_ref(), error)
     }
 
     fn part(&self, range: Option<&Range<usize>>) -> Option<&str> {
         self.text.get(range?.clone())
     }
 
-    fn spliced(&self, range: Option<&Range<usize>>, new: &str) -> String {
+    fn with_range_replaced(&self, range: Option<&Range<usize>>, new: &str) -> String {
         match range {
             Some(range) => splice(&self.text, range.clone(), new),
             None => self.text.clone(),
@@ -324,7 +324,7 @@ pub fn find(text: &str, within: Range<usize>, path: &[&str]) -> Option<Range<usi
         let value = text.get(range.clone())?;
         let fields: Fields<'_> = serde_json::from_str(value).ok()?;
         let (_, found) = fields.0.into_iter().find(|(name, _)| name == key)?;
-        let inner = span(value, found.get());
+        let inner = range_of(value, found.get());
         range = range.start + inner.start..range.start + inner.end;
     }
     Some(range)
@@ -371,7 +371,7 @@ pub fn quote(text: &str) -> String {
 
 /// A message as one line. Unescaped line ends occur only between the tokens of JSON, where a space
 /// means the same.
-pub fn line(text: &str) -> Vec<u8> {
+pub fn to_line(text: &str) -> Vec<u8> {
     let mut line = Vec::with_capacity(text.len() + 1);
     line.extend(text.bytes().map(|byte| match byte {
         b'\n' | b'\r' => b' ',
@@ -382,7 +382,7 @@ pub fn line(text: &str) -> Vec<u8> {
 }
 
 /// The range of `part` in `text`, from which it is borrowed.
-fn span(text: &str, part: &str) -> Range<usize> {
+fn range_of(text: &str, part: &str) -> Range<usize> {
     let start = (part.as_ptr() as usize).saturating_sub(text.as_ptr() as usize);
     start..start + part.len()
 }

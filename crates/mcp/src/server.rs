@@ -30,7 +30,7 @@ use crate::rpc::MAX_MESSAGE_BYTES;
 use crate::{http_sse, sessionless, streamable};
 
 /// Header with the name of the agent.
-const AGENT: HeaderName = HeaderName::from_static("x-agent-id");
+const AGENT_HEADER: HeaderName = HeaderName::from_static("x-agent-id");
 
 /// Maximum length of an agent name, in bytes.
 const MAX_AGENT_BYTES: usize = 128;
@@ -54,7 +54,7 @@ pub struct AuthConfig {
 
 impl AuthConfig {
     /// Reads the settings.
-    pub fn of(settings: &Settings) -> Self {
+    pub fn from_settings(settings: &Settings) -> Self {
         let token = settings.server.auth_token.as_ref();
         let token = token.filter(|token| !token.is_empty());
         Self {
@@ -73,7 +73,7 @@ impl AuthConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerRules {
     /// The address that the listener is bound to.
-    pub at: SocketAddr,
+    pub address: SocketAddr,
     /// The endpoints that the listener serves.
     pub endpoints: Endpoints,
     /// How clients must authenticate.
@@ -82,9 +82,9 @@ pub struct ListenerRules {
 
 impl ListenerRules {
     /// Whether the Host header must name a loopback host. A web page can make its own name resolve
-    /// to this machine (DNS rebinding). On other listeners the token keeps such pages out.
+    /// to this machine (DNS rebinding). On other listeners the token excludes such pages.
     fn checks_host(&self) -> bool {
-        self.at.ip().to_canonical().is_loopback() || !self.auth.requires_token()
+        self.address.ip().to_canonical().is_loopback() || !self.auth.requires_token()
     }
 }
 
@@ -117,7 +117,7 @@ pub struct MetricsPath(ArcSwapOption<String>);
 
 impl MetricsPath {
     /// Reads the settings.
-    pub fn of(settings: &Settings) -> Self {
+    pub fn from_settings(settings: &Settings) -> Self {
         let path = Self::default();
         path.replace(settings);
         path
@@ -130,7 +130,7 @@ impl MetricsPath {
         self.0.store(path);
     }
 
-    fn is(&self, segments: &[&str]) -> bool {
+    fn matches(&self, segments: &[&str]) -> bool {
         let path = self.0.load();
         let path = path.as_deref();
         path.is_some_and(|path| segments_of(path).eq(segments.iter().copied()))
@@ -185,11 +185,16 @@ where
                 return refuse_hook(StatusCode::PAYLOAD_TOO_LARGE, why);
             };
             let parent = CallHeaders::read(&head.headers).parent;
-            let answered = match *hook {
-                "before" => mcp_server.hooks.before(body, parent.as_deref()).await,
-                _ => mcp_server.hooks.after(body, parent.as_deref()).await,
+            let response = match *hook {
+                "before" => {
+                    mcp_server
+                        .hooks
+                        .answer_before(body, parent.as_deref())
+                        .await
+                }
+                _ => mcp_server.hooks.answer_after(body, parent.as_deref()).await,
             };
-            answered.map(content)
+            response.map(into_mcp_body)
         }
         _ if is_hook => {
             let why = "hooks are not served at this address, or not under this path";
@@ -197,7 +202,7 @@ where
         }
         ["health"] if matches!(source, RequestSource::Network(..)) => health(mcp_server),
         ["mcp" | "sse" | "message", ..] if endpoints.tools => {
-            let caller = match caller(source, &head) {
+            let caller = match identify_caller(source, &head) {
                 Ok(caller) => caller,
                 Err(refusal) => return *refusal,
             };
@@ -210,7 +215,7 @@ where
         // Last, so that `metrics.path` cannot hide one of the paths above.
         other
             if matches!(source, RequestSource::Network(..))
-                && mcp_server.metrics_path.is(other) =>
+                && mcp_server.metrics_path.matches(other) =>
         {
             metrics(mcp_server)
         }
@@ -220,10 +225,10 @@ where
 
 /// A refusal that both hook formats understand.
 fn refuse_hook(status: StatusCode, why: &str) -> Response<McpBody> {
-    interceptor::refusal(status, why).map(content)
+    interceptor::refusal(status, why).map(into_mcp_body)
 }
 
-fn content(body: Full<Bytes>) -> McpBody {
+fn into_mcp_body(body: Full<Bytes>) -> McpBody {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
@@ -251,10 +256,10 @@ async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> R
         ["mcp", _] => (segment(1), RouteTransport::Streamable),
         _ => return answer::error_response(StatusCode::NOT_FOUND, "Not found"),
     };
-    let query_name = query(&incoming.head, "tool");
+    let query_name = query_parameter(&incoming.head, "tool");
     let name = name.map(str::to_owned).or(query_name);
-    let served = match bridge.tool(name.as_deref(), &incoming.caller) {
-        Ok(served) => served,
+    let server = match bridge.tool(name.as_deref(), &incoming.caller) {
+        Ok(server) => server,
         Err(why) => {
             let sandbox = incoming.caller.sandbox.as_ref().map(SandboxId::as_str);
             tracing::warn!(sandbox, %why, "mcp request for unknown tool");
@@ -262,14 +267,14 @@ async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> R
         }
     };
     match transport {
-        RouteTransport::HttpSse if is_get => http_sse::listen(bridge, &served, &incoming).await,
+        RouteTransport::HttpSse if is_get => http_sse::listen(bridge, &server, &incoming).await,
         RouteTransport::HttpSse => answer::method_not_allowed("GET"),
         RouteTransport::Streamable => {
             let headers = &incoming.head.headers;
             if sessionless::is_sessionless(headers, &incoming.body) {
-                sessionless::answer(bridge.sessionless(), &served, incoming).await
+                sessionless::answer(bridge.sessionless(), &server, incoming).await
             } else {
-                streamable::answer(bridge, &served, incoming).await
+                streamable::answer(bridge, &server, incoming).await
             }
         }
     }
@@ -282,16 +287,16 @@ enum RouteTransport {
 }
 
 /// Identifies the caller. For a sandbox it is the sandbox itself; request headers are ignored.
-fn caller(source: &RequestSource, head: &Head) -> Result<McpCaller, RefusalResponse> {
+fn identify_caller(source: &RequestSource, head: &Head) -> Result<McpCaller, RefusalResponse> {
     let refuse = |status, why: &str| Err(Box::new(answer::error_response(status, why)));
     let (agent, sandbox) = match source {
         RequestSource::Sandbox(id) => (id.as_str().to_owned(), Some(id.clone())),
         RequestSource::Network(rules) => {
-            let header = head.headers.get(&AGENT);
+            let header = head.headers.get(&AGENT_HEADER);
             let name = match header.map(|header| header.to_str()) {
                 Some(Ok(agent)) => Some(agent.to_owned()),
                 Some(Err(_)) => return refuse(StatusCode::BAD_REQUEST, "Invalid X-Agent-ID"),
-                None => query(head, "agent_id"),
+                None => query_parameter(head, "agent_id"),
             };
             let name = name.filter(|agent| !agent.is_empty());
             if name.is_none() && rules.auth.enforce_agent {
@@ -313,7 +318,7 @@ fn caller(source: &RequestSource, head: &Head) -> Result<McpCaller, RefusalRespo
 
 /// The value of a query parameter without percent-decoding: names of agents and tools need no
 /// escapes.
-fn query(head: &Head, wanted: &str) -> Option<String> {
+fn query_parameter(head: &Head, wanted: &str) -> Option<String> {
     let pairs = head.uri.query()?.split('&');
     let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
     let found = pairs.find(|(name, _)| *name == wanted);

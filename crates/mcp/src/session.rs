@@ -92,27 +92,28 @@ impl From<SendError> for SessionError {
     }
 }
 
-/// See the module documentation.
+/// A session of one client with one server.
 #[derive(Debug)]
 pub struct Session {
     id: String,
-    served: Arc<StdioServer>,
+    server: Arc<StdioServer>,
     caller: McpCaller,
     transport: SessionTransport,
     relay: Relay,
     process: Arc<Process>,
     /// Set if the process is shared with other sessions.
     shared_process: Option<Arc<SharedProcess>>,
-    standing: Arc<EventBuffer>,
+    /// The event buffer for messages that belong to no request.
+    standing_buffer: Arc<EventBuffer>,
     state: Arc<Mutex<SessionState>>,
     stop: CancellationToken,
-    me: Weak<Session>,
+    weak_self: Weak<Session>,
 }
 
 /// Source of a session's process.
 enum ProcessSource {
     Launched(LaunchedProgram),
-    Joined(Arc<Process>),
+    Shared(Arc<Process>),
 }
 
 /// Where the response to a request will be written.
@@ -128,55 +129,58 @@ impl Session {
     /// Opens a session: starts a server for `caller`, or joins the shared process.
     pub async fn open(
         id: String,
-        served: Arc<StdioServer>,
+        server: Arc<StdioServer>,
         caller: McpCaller,
         transport: SessionTransport,
         relay: Relay,
         shared_process: Option<Arc<SharedProcess>>,
     ) -> Result<Arc<Self>, SessionError> {
-        let stop = served.stop().child_token();
+        let stop = server.stop().child_token();
         let metrics = relay.governance.metrics().clone();
         let source = match &shared_process {
             Some(shared_process) => {
-                ProcessSource::Joined(shared_process.process(&served, &caller, &metrics).await?)
+                ProcessSource::Shared(shared_process.process(&server, &caller, &metrics).await?)
             }
-            None => ProcessSource::Launched(served.launch(&caller).await?),
+            None => ProcessSource::Launched(server.launch(&caller).await?),
         };
-        let session = Arc::new_cyclic(|me: &Weak<Session>| {
+        let session = Arc::new_cyclic(|weak_self: &Weak<Session>| {
             let process = match source {
                 ProcessSource::Launched(launched) => {
-                    let handler = Arc::new(server_messages::SessionMessageHandler(me.clone()));
-                    served.attach(launched, handler, &metrics)
+                    let handler =
+                        Arc::new(server_messages::SessionMessageHandler(weak_self.clone()));
+                    server.attach(launched, handler, &metrics)
                 }
-                ProcessSource::Joined(process) => process,
+                ProcessSource::Shared(process) => process,
             };
             Self {
                 id,
-                served,
+                server,
                 caller,
                 transport,
                 relay,
                 process,
                 shared_process,
-                standing: Arc::default(),
+                standing_buffer: Arc::default(),
                 state: Arc::new(Mutex::new(SessionState {
                     version: None,
                     start_failed: false,
-                    open: HashMap::new(),
+                    open_requests: HashMap::new(),
                     event_buffers: HashMap::new(),
                     last_buffer: STANDING_BUFFER,
                     questions: HashMap::new(),
-                    undecided: HashMap::new(),
-                    subscribed: HashSet::new(),
-                    touched: Instant::now(),
-                    busy: 0,
+                    undecided_questions: HashMap::new(),
+                    subscriptions: HashSet::new(),
+                    last_used: Instant::now(),
+                    active_requests: 0,
                 })),
                 stop,
-                me: me.clone(),
+                weak_self: weak_self.clone(),
             }
         });
         if let Some(shared_process) = &session.shared_process {
-            let handler = Arc::new(server_messages::SessionMessageHandler(session.me.clone()));
+            let handler = Arc::new(server_messages::SessionMessageHandler(
+                session.weak_self.clone(),
+            ));
             shared_process.join(&session.id, &session.state, handler);
         }
         tokio::spawn(Self::watch(Arc::downgrade(&session)));
@@ -184,18 +188,18 @@ impl Session {
     }
 
     /// Ends the session when its server ends, and the server when the session ends.
-    async fn watch(me: Weak<Self>) {
-        let Some((process, stop)) = me
+    async fn watch(weak_self: Weak<Self>) {
+        let Some((process, stop)) = weak_self
             .upgrade()
             .map(|session| (Arc::clone(&session.process), session.stop.clone()))
         else {
             return;
         };
         let ended = tokio::select! {
-            ended = process.ended() => Some(ended),
+            ended = process.wait_for_end() => Some(ended),
             () = stop.cancelled() => None,
         };
-        if let Some(session) = me.upgrade() {
+        if let Some(session) = weak_self.upgrade() {
             // A server that was stopped has not failed.
             if let Some(ended) = ended.filter(|_| !stop.is_cancelled()) {
                 session.report_failed_start(&ended.to_string());
@@ -213,7 +217,7 @@ impl Session {
             return;
         }
         drop(state);
-        self.served.record_start_failure(error);
+        self.server.record_start_failure(error);
     }
 
     /// The session id.
@@ -227,8 +231,8 @@ impl Session {
     }
 
     /// The configured server.
-    pub fn served(&self) -> &Arc<StdioServer> {
-        &self.served
+    pub fn server(&self) -> &Arc<StdioServer> {
+        &self.server
     }
 
     /// Transport of the session.
@@ -237,14 +241,14 @@ impl Session {
     }
 
     /// The standing event buffer: messages that belong to no request.
-    pub fn standing(&self) -> &Arc<EventBuffer> {
-        &self.standing
+    pub fn standing_buffer(&self) -> &Arc<EventBuffer> {
+        &self.standing_buffer
     }
 
     /// The event buffer with this number.
     pub fn event_buffer(&self, number: u64) -> Option<Arc<EventBuffer>> {
         if number == STANDING_BUFFER {
-            return Some(Arc::clone(&self.standing));
+            return Some(Arc::clone(&self.standing_buffer));
         }
         self.state().event_buffers.get(&number).cloned()
     }
@@ -255,7 +259,7 @@ impl Session {
     }
 
     /// Whether the session has ended.
-    pub fn is_over(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.stop.is_cancelled() || !self.process.is_alive()
     }
 
@@ -269,11 +273,12 @@ impl Session {
     pub fn idle_for(&self) -> Option<Duration> {
         let state = self.state();
         let unread = |event_buffer: &Arc<EventBuffer>| !event_buffer.has_reader();
-        let is_idle =
-            state.busy == 0 && unread(&self.standing) && state.event_buffers.values().all(unread);
+        let is_idle = state.active_requests == 0
+            && unread(&self.standing_buffer)
+            && state.event_buffers.values().all(unread);
         is_idle.then(|| {
-            let since = state.touched.elapsed();
-            self.standing
+            let since = state.last_used.elapsed();
+            self.standing_buffer
                 .unread_for()
                 .map_or(since, |alone| alone.min(since))
         })
@@ -282,14 +287,14 @@ impl Session {
     /// Marks the session as in use until the returned value is dropped.
     pub fn begin_use(self: &Arc<Self>) -> SessionUse {
         let mut state = self.state();
-        state.busy += 1;
-        state.touched = Instant::now();
+        state.active_requests += 1;
+        state.last_used = Instant::now();
         drop(state);
         SessionUse(Arc::clone(self))
     }
 
     /// Removes the event buffer of a request whose response was delivered completely.
-    pub fn forget(&self, number: u64) {
+    pub fn remove_buffer(&self, number: u64) {
         self.state().event_buffers.remove(&number);
     }
 
@@ -307,7 +312,7 @@ impl Session {
             Some(shared_process) => shared_process.leave(&self.id),
             None => self.process.stop(),
         }
-        self.standing.close();
+        self.standing_buffer.close();
     }
 
     /// Sends a request to the server. The answer goes to the returned event buffer. Returns as soon
@@ -330,17 +335,17 @@ impl Session {
 
     /// Registers a request under the client's id, before policies decide about it.
     fn register(self: &Arc<Self>, message: &RpcMessage) -> Result<ClientRequest, SessionError> {
-        if self.is_over() {
+        if self.has_ended() {
             return Err(SessionError::ProcessEnded(ProcessEnded { code: None }));
         }
         let id = message.id().unwrap_or("null");
         let call = self.process.reserve();
         let mut state = self.state();
-        state.touched = Instant::now();
-        if state.open.len() >= MAX_OPEN_REQUESTS {
+        state.last_used = Instant::now();
+        if state.open_requests.len() >= MAX_OPEN_REQUESTS {
             return Err(SessionError::TooManyRequests);
         }
-        if state.open.values().any(|open| open.id == id) {
+        if state.open_requests.values().any(|open| open.id == id) {
             return Err(SessionError::DuplicateId);
         }
         let response = self.create_buffer(&mut state);
@@ -348,12 +353,12 @@ impl Session {
         let open = OpenRequest {
             id: id.to_owned(),
             event_buffer: Arc::clone(&response.event_buffer),
-            token: None,
+            progress_token: None,
             is_sent: false,
             number: response.number,
             cancelled: cancelled.clone(),
         };
-        state.open.insert(call.id(), open);
+        state.open_requests.insert(call.id(), open);
         drop(state);
         Ok(ClientRequest {
             session: Arc::clone(self),
@@ -365,15 +370,15 @@ impl Session {
 
     /// Records a subscription. A shared server sends the notifications of all clients to the
     /// bridge, which routes them by these subscriptions.
-    fn note_subscription(&self, state: &mut SessionState, permitted: &PermittedCall) {
+    fn record_subscription(&self, state: &mut SessionState, permitted: &PermittedCall) {
         let uri = || permitted.message.param_text(&["uri"]);
         match (permitted.method.as_str(), uri) {
-            ("resources/subscribe", uri) if state.subscribed.len() < MAX_SUBSCRIPTIONS => {
-                state.subscribed.extend(uri());
+            ("resources/subscribe", uri) if state.subscriptions.len() < MAX_SUBSCRIPTIONS => {
+                state.subscriptions.extend(uri());
             }
             ("resources/unsubscribe", uri) => {
                 if let Some(uri) = uri() {
-                    state.subscribed.remove(&uri);
+                    state.subscriptions.remove(&uri);
                 }
             }
             _ => {}
@@ -388,7 +393,7 @@ impl Session {
     }
 
     /// Stores the negotiated revision of an `initialize` answer.
-    fn note_version(&self, answer: &str) {
+    fn store_version(&self, answer: &str) {
         let Ok(answer) = RpcMessage::read(answer.to_owned()) else {
             return;
         };
@@ -398,20 +403,20 @@ impl Session {
         let range = crate::rpc::find(result, 0..result.len(), &["protocolVersion"]);
         let version = range.and_then(|range| serde_json::from_str(result.get(range)?).ok());
         if version.is_some() {
-            self.served.record_start_success();
+            self.server.record_start_success();
         }
         self.state().version = version;
     }
 
     /// Sends a notification or an answer of the client to the server.
     pub async fn send_message(&self, message: RpcMessage) -> Result<(), SessionError> {
-        self.state().touched = Instant::now();
+        self.state().last_used = Instant::now();
         match message.kind() {
             RpcKind::Response => {
                 let question = message.id().map(str::to_owned);
                 let question = question.and_then(|id| self.state().questions.remove(&id));
                 if question.is_none() {
-                    let tool = self.served.name();
+                    let tool = self.server.name();
                     tracing::debug!(%tool, "mcp client answer dropped: the tool sent no such request");
                     return Ok(());
                 }
@@ -446,7 +451,7 @@ impl Session {
     fn cancel(&self, message: &RpcMessage) -> Option<String> {
         let wanted = message.param(&["requestId"])?;
         let state = self.state();
-        let mut all = state.open.iter();
+        let mut all = state.open_requests.iter();
         let (own, open) = all.find(|(_, open)| open.id == wanted)?;
         open.cancelled.cancel();
         let own = open.is_sent.then(|| own.to_string())?;
@@ -478,7 +483,10 @@ impl Session {
     /// An event buffer whose messages are forwarded to the standing one.
     fn forwarding_buffer(&self) -> Arc<EventBuffer> {
         let event_buffer = Arc::new(EventBuffer::default());
-        let (mut reader, standing) = (event_buffer.read(0), Arc::clone(&self.standing));
+        let (mut reader, standing) = (
+            event_buffer.open_reader(0),
+            Arc::clone(&self.standing_buffer),
+        );
         tokio::spawn(async move {
             loop {
                 match reader.next(Duration::from_secs(3600)).await {
@@ -511,7 +519,7 @@ pub struct SessionUse(Arc<Session>);
 impl Drop for SessionUse {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        state.busy = state.busy.saturating_sub(1);
-        state.touched = Instant::now();
+        state.active_requests = state.active_requests.saturating_sub(1);
+        state.last_used = Instant::now();
     }
 }

@@ -15,7 +15,7 @@ const MAX_BUFFERS: usize = 64;
 /// Maximum number of bytes in these buffers: 8 MiB.
 const MAX_BUFFERED_BYTES: usize = 8 * 1024 * 1024;
 
-/// See the module documentation.
+/// The state of one session.
 #[derive(Debug)]
 pub(crate) struct SessionState {
     /// The negotiated protocol revision.
@@ -23,20 +23,22 @@ pub(crate) struct SessionState {
     /// Whether a failed start of the server was reported.
     pub(crate) start_failed: bool,
     /// Open requests, by the id that the bridge sends to the server.
-    pub(crate) open: HashMap<u64, OpenRequest>,
+    pub(crate) open_requests: HashMap<u64, OpenRequest>,
     /// Event buffers of open and ended requests, by number.
     pub(crate) event_buffers: HashMap<u64, Arc<EventBuffer>>,
+    /// Number of the newest event buffer.
     pub(crate) last_buffer: u64,
     /// Event buffers of the questions that the client received, by the server's id as written.
     pub(crate) questions: HashMap<String, Arc<EventBuffer>>,
     /// Undecided questions, by the server's id as written. The token is cancelled if the server
     /// withdraws the question.
-    pub(crate) undecided: HashMap<String, CancellationToken>,
+    pub(crate) undecided_questions: HashMap<String, CancellationToken>,
     /// URIs of the resources that the client subscribed to.
-    pub(crate) subscribed: HashSet<String>,
-    pub(crate) touched: Instant,
+    pub(crate) subscriptions: HashSet<String>,
+    /// When a request or message of the client last used the session.
+    pub(crate) last_used: Instant,
     /// Number of HTTP requests that are being answered.
-    pub(crate) busy: usize,
+    pub(crate) active_requests: usize,
 }
 
 impl SessionState {
@@ -63,23 +65,25 @@ impl SessionState {
     }
 
     /// The open requests that were sent to the server.
-    pub(crate) fn sent(&self) -> impl Iterator<Item = &OpenRequest> {
-        self.open.values().filter(|open| open.is_sent)
+    pub(crate) fn sent_requests(&self) -> impl Iterator<Item = &OpenRequest> {
+        self.open_requests.values().filter(|open| open.is_sent)
     }
 
     /// Whether a request of the session waits for the server's answer.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.sent().next().is_some()
+        self.sent_requests().next().is_some()
     }
 
     /// Whether the call with the server's id `call` belongs to this session.
-    pub(crate) fn has_open(&self, call: u64) -> bool {
-        self.open.get(&call).is_some_and(|open| open.is_sent)
+    pub(crate) fn has_open_call(&self, call: u64) -> bool {
+        self.open_requests
+            .get(&call)
+            .is_some_and(|open| open.is_sent)
     }
 
     /// Whether the client subscribed to the resource.
     pub(crate) fn has_subscribed(&self, uri: &str) -> bool {
-        self.subscribed.contains(uri)
+        self.subscriptions.contains(uri)
     }
 }
 
@@ -90,7 +94,7 @@ pub(crate) struct OpenRequest {
     pub(crate) id: String,
     pub(crate) event_buffer: Arc<EventBuffer>,
     /// The client's progress token, as written; set once the request was sent.
-    pub(crate) token: Option<String>,
+    pub(crate) progress_token: Option<String>,
     /// Whether the request was sent to the server. Before that it waits for the policy decision or
     /// the operator.
     pub(crate) is_sent: bool,

@@ -60,7 +60,7 @@ const SINGLE_REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Answers a request of revision 2026-07-28.
 pub async fn answer(
     service: &Arc<SessionlessService>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     incoming: Incoming,
 ) -> Response<McpBody> {
     if incoming.head.method != Method::POST {
@@ -75,7 +75,7 @@ pub async fn answer(
     };
     match message.kind() {
         RpcKind::Request => {}
-        // Clients send no notifications in this revision: they hang up instead of cancelling.
+        // Clients send no notifications in this revision: they disconnect to cancel a request.
         RpcKind::Notification => return answer::empty_response(StatusCode::ACCEPTED),
         RpcKind::Response => {
             let why = "revision 2026-07-28 has no responses of clients: use inputResponses";
@@ -93,13 +93,13 @@ pub async fn answer(
         capabilities: request.capabilities.clone(),
     };
     let answered = match request.method() {
-        "server/discover" => discover(service, served, &client, &id).await,
-        "subscriptions/listen" => listen::answer(service, served, &client, &request).await,
+        "server/discover" => discover(service, server, &client, &id).await,
+        "subscriptions/listen" => listen::answer(service, server, &client, &request).await,
         method if INTERACTIVE_METHODS.contains(&method) => {
-            call(service, served, client, request, headers).await
+            call(service, server, client, request, headers).await
         }
         method if PLAIN_METHODS.contains(&method) => {
-            plain_request(service, served, &client, request, &headers).await
+            plain_request(service, server, &client, request, &headers).await
         }
         method => Err(RequestError::new(
             StatusCode::NOT_FOUND,
@@ -113,12 +113,12 @@ pub async fn answer(
 /// Answers `server/discover` from the server's `initialize` result.
 async fn discover(
     service: &Arc<SessionlessService>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     client: &PoolClient,
     id: &str,
 ) -> Result<Response<McpBody>, RequestError> {
     let metrics = service.relay().governance.metrics();
-    let worker = service.pools().get_worker(served, client, metrics).await?;
+    let worker = service.pools().get_worker(server, client, metrics).await?;
     let initialized: Value = serde_json::from_str(worker.initialize_result()).unwrap_or_default();
     let object = |value: &Value| match value {
         Value::Object(_) => value.clone(),
@@ -152,29 +152,29 @@ fn supported_revisions() -> Vec<&'static str> {
 /// Answers a request during which the server sends no requests.
 async fn plain_request(
     service: &Arc<SessionlessService>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     client: &PoolClient,
     request: Request,
     headers: &CallHeaders,
 ) -> Result<Response<McpBody>, RequestError> {
     let (relay, caller) = (service.relay(), &client.caller);
-    // A client that hangs up drops this future, which also ends a wait for the operator.
+    // A client that disconnects drops this future, which also ends a wait for the operator.
     let terms = HoldTerms {
-        ends: &[(HoldEnd::Tool, served.stop())],
+        ends: &[(HoldEnd::Tool, server.stop())],
         ..HoldTerms::default()
     };
-    let permitted = relay.permit(served, caller, request.message, headers, &terms);
+    let permitted = relay.permit(server, caller, request.message, headers, &terms);
     let permitted = match permitted.await {
         Ok(permitted) => permitted,
         Err(refusal) => return Ok(json_response("", refusal)),
     };
     let metrics = relay.governance.metrics();
-    let worker = service.pools().get_worker(served, client, metrics).await?;
+    let worker = service.pools().get_worker(server, client, metrics).await?;
     let process = worker.process();
     let mut call = process.reserve();
     let text = translation::to_session_revision(&permitted.message, &call.id().to_string())?;
     let answer = match process.send(&text).await {
-        Ok(()) => match tokio::time::timeout(served.timeout(), call.answer()).await {
+        Ok(()) => match tokio::time::timeout(server.timeout(), call.answer()).await {
             Ok(answer) => answer,
             Err(_) => Err(ProcessEnded { code: None }),
         },
@@ -182,25 +182,25 @@ async fn plain_request(
         Err(error @ SendError::Write(_)) => return Err(RequestError::write_failed(&error)),
     };
     drop(call);
-    let answer = relay.deliver(served, caller, &permitted, answer, &terms);
+    let answer = relay.deliver(server, caller, &permitted, answer, &terms);
     Ok(json_response(&permitted.method, answer.await))
 }
 
 /// Answers a request during which the server may send requests to the client.
 async fn call(
     service: &Arc<SessionlessService>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     client: PoolClient,
     request: Request,
     headers: CallHeaders,
 ) -> Result<Response<McpBody>, RequestError> {
     let method = request.method().to_owned();
     let id = request.message.id().unwrap_or("null").to_owned();
-    let (service, served) = (Arc::clone(service), Arc::clone(served));
+    let (service, server) = (Arc::clone(service), Arc::clone(server));
     let flag = HoldFlag::default();
     let mut starting = Box::pin(CallDriver::begin_or_resume(
         service,
-        served,
+        server,
         client,
         request,
         headers,
@@ -227,7 +227,7 @@ async fn call(
         }
         Err(_) => None,
     };
-    let first = first.map_or_else(|| sse::KEEPALIVE.to_owned(), |text| event(&text));
+    let first = first.map_or_else(|| sse::KEEPALIVE.to_owned(), |text| format_event(&text));
     let stream = CallStream {
         receiver,
         method,
@@ -253,7 +253,7 @@ async fn run_held(
     drop(client.send(end).await);
 }
 
-fn event(text: &str) -> String {
+fn format_event(text: &str) -> String {
     Event {
         name: Some("message"),
         data: Some(text),
@@ -338,14 +338,14 @@ struct CallStream {
 async fn next_event(mut stream: CallStream) -> Option<(String, CallStream)> {
     let received = tokio::time::timeout(answer::KEEPALIVE_INTERVAL, stream.receiver.recv()).await;
     let text = match received {
-        Ok(Some(CallEvent::Message(text))) => event(&text),
+        Ok(Some(CallEvent::Message(text))) => format_event(&text),
         Ok(Some(CallEvent::Final(text))) => {
             stream.receiver.close();
-            event(&translate_answer(&stream.method, text).1)
+            format_event(&translate_answer(&stream.method, text).1)
         }
         Ok(Some(CallEvent::Refused(refused))) => {
             stream.receiver.close();
-            event(&refused.text(&stream.id))
+            format_event(&refused.text(&stream.id))
         }
         Ok(None) => return None,
         Err(_) => sse::KEEPALIVE.to_owned(),

@@ -19,7 +19,7 @@ use crate::rpc::{RpcKind, RpcMessage, code};
 use crate::session_state::SessionState;
 use crate::tools::StdioServer;
 
-/// See the module documentation.
+/// One server process that all sessions of a server share.
 #[derive(Debug, Default)]
 pub struct SharedProcess {
     inner: Mutex<Inner>,
@@ -49,8 +49,8 @@ impl std::fmt::Debug for MemberSession {
 }
 
 impl MemberSession {
-    /// Whether `test` holds for the session; `false` once the session has ended.
-    fn is(&self, test: impl FnOnce(&SessionState) -> bool) -> bool {
+    /// Whether `test` returns true for the session's state; `false` once the session has ended.
+    fn state_matches(&self, test: impl FnOnce(&SessionState) -> bool) -> bool {
         let state = self.state.upgrade();
         state.is_some_and(|state| test(&state.lock().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -64,22 +64,22 @@ impl SharedProcess {
     /// The process, which is started if none is running.
     pub async fn process(
         self: &Arc<Self>,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         metrics: &Metrics,
     ) -> Result<Arc<Process>, LaunchError> {
-        let _one = self.starting.lock().await;
+        let _start_guard = self.starting.lock().await;
         let running = self.inner().process.clone();
         if let Some(process) = running.filter(|process| process.is_alive()) {
             return Ok(process);
         }
-        let launched = served.launch(caller).await?;
+        let launched = server.launch(caller).await?;
         let handler = Arc::new(SharedMessageHandler(Arc::downgrade(self)));
-        let process = served.attach(launched, handler, metrics);
+        let process = server.attach(launched, handler, metrics);
         let capabilities = json!({"sampling": {}, "elicitation": {}, "roots": {}});
-        let ending = ProcessStopGuard::of(&process);
-        let initialize_result = initialize(&process, served, &capabilities.to_string()).await?;
-        ending.keep();
+        let stop_guard = ProcessStopGuard::new(&process);
+        let initialize_result = initialize(&process, server, &capabilities.to_string()).await?;
+        stop_guard.disarm();
         let mut inner = self.inner();
         inner.initialize_result = initialize_result;
         inner.process = Some(Arc::clone(&process));
@@ -87,7 +87,7 @@ impl SharedProcess {
     }
 
     /// The answer to a client's `initialize`.
-    pub fn introduce(&self, id: &str) -> String {
+    pub fn initialize_answer(&self, id: &str) -> String {
         RpcMessage::answer(id, &self.inner().initialize_result)
     }
 
@@ -127,7 +127,7 @@ impl SharedProcess {
         let sessions = self.sessions();
         let waiting: Vec<_> = sessions
             .iter()
-            .filter(|one| one.is(SessionState::is_waiting))
+            .filter(|one| one.state_matches(SessionState::is_waiting))
             .collect();
         let only = match waiting.as_slice() {
             [only] => Some(*only),
@@ -137,7 +137,8 @@ impl SharedProcess {
             (RpcKind::Request, _) => match only {
                 Some(only) => only.handle(message).await,
                 None => {
-                    // No client or several clients wait, and the request names none of them.
+                    // No client or several clients wait, and the request does not identify a
+                    // client.
                     let text =
                         "the server is shared, and its request cannot be matched to a client";
                     let id = message.id().unwrap_or("null");
@@ -153,7 +154,9 @@ impl SharedProcess {
                 let token = message.param(&["progressToken"]);
                 let call = token.and_then(|token| token.parse().ok());
                 let has_call = |session: &&MemberSession| {
-                    call.is_some_and(|call| session.is(|state| state.has_open(call)))
+                    call.is_some_and(|call| {
+                        session.state_matches(|state| state.has_open_call(call))
+                    })
                 };
                 if let Some(session) = sessions.iter().find(has_call) {
                     session.handle(message).await;
@@ -163,7 +166,7 @@ impl SharedProcess {
                 let uri = message.param_text(&["uri"]).unwrap_or_default();
                 for session in sessions
                     .iter()
-                    .filter(|one| one.is(|state| state.has_subscribed(&uri)))
+                    .filter(|one| one.state_matches(|state| state.has_subscribed(&uri)))
                 {
                     session.handle(message.clone()).await;
                 }

@@ -11,7 +11,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 /// Shutdown signal and tracker, shared by the bridge and every process that it starts.
 #[derive(Debug, Default)]
 pub struct Shutdown {
-    begun: CancellationToken,
+    begin_signal: CancellationToken,
     kill_at: OnceLock<Instant>,
     processes: TaskTracker,
 }
@@ -22,24 +22,24 @@ impl Shutdown {
     pub fn begin(&self, kill_at: Instant) {
         // The first deadline counts.
         let _ = self.kill_at.set(kill_at);
-        self.begun.cancel();
+        self.begin_signal.cancel();
     }
 
     /// Waits for the shutdown to begin; returns the time at which processes are killed.
-    pub async fn begun(&self) -> Instant {
-        self.begun.cancelled().await;
+    pub async fn wait_for_begin(&self) -> Instant {
+        self.begin_signal.cancelled().await;
         // `begin` sets `kill_at` before it cancels the token.
         self.kill_at.get().copied().unwrap_or_else(Instant::now)
     }
 
     /// Waits until every process has ended. To be called after [`Shutdown::begin`].
-    pub async fn ended(&self) {
+    pub async fn wait_for_end(&self) {
         self.processes.close();
         self.processes.wait().await;
     }
 
-    /// [`Shutdown::ended`] waits for this to be dropped.
-    pub(crate) fn hold(&self) -> TaskTrackerToken {
+    /// Registers a process: [`Shutdown::wait_for_end`] waits until the returned token is dropped.
+    pub(crate) fn register_process(&self) -> TaskTrackerToken {
         self.processes.token()
     }
 }

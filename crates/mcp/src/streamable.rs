@@ -16,7 +16,7 @@ use crate::session::{PendingResponse, STANDING_BUFFER, Session, SessionError, Se
 use crate::tools::StdioServer;
 
 /// Header with the session id.
-pub const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+pub const SESSION_HEADER: HeaderName = HeaderName::from_static("mcp-session-id");
 
 /// First revision whose streams begin with an event without data, so that a client has an id to
 /// resume from.
@@ -32,12 +32,12 @@ const MAX_BATCH: usize = 100;
 const SINGLE_REPLY_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long a failed `initialize` waits for the server's exit code, which the error reports.
-const END_WAIT: Duration = Duration::from_secs(6);
+const EXIT_CODE_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Answers a request to `/mcp/<tool>` of a revision with sessions.
 pub async fn answer(
     bridge: &Arc<Bridge>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     incoming: Incoming,
 ) -> Response<McpBody> {
     if let Some(version) = header_text(&incoming.head.headers, &PROTOCOL_VERSION)
@@ -50,16 +50,16 @@ pub async fn answer(
         return answer::rpc_error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, &why);
     }
     match incoming.head.method {
-        Method::POST => post(bridge, served, incoming).await,
-        Method::GET => get(bridge, served, &incoming),
-        Method::DELETE => delete(bridge, served, &incoming),
+        Method::POST => post(bridge, server, incoming).await,
+        Method::GET => get(bridge, server, &incoming),
+        Method::DELETE => delete(bridge, server, &incoming),
         _ => answer::method_not_allowed("GET, POST, DELETE"),
     }
 }
 
 async fn post(
     bridge: &Arc<Bridge>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     incoming: Incoming,
 ) -> Response<McpBody> {
     let headers = &incoming.head.headers;
@@ -68,7 +68,7 @@ async fn post(
         return answer::rpc_error(StatusCode::NOT_ACCEPTABLE, None, code::INVALID_REQUEST, why);
     }
     if incoming.body.trim_ascii_start().starts_with(b"[") {
-        return batch(bridge, served, &incoming).await;
+        return batch(bridge, server, &incoming).await;
     }
     let message = match RpcMessage::read_bytes(incoming.body.to_vec()) {
         Ok(message) => message,
@@ -78,9 +78,9 @@ async fn post(
         }
     };
     if message.method() == Some("initialize") && message.kind() == RpcKind::Request {
-        return open(bridge, served, &incoming, message).await;
+        return open(bridge, server, &incoming, message).await;
     }
-    let session = match session(bridge, served, &incoming) {
+    let session = match find_session(bridge, server, &incoming) {
         Ok(session) => session,
         Err(refusal) => return *refusal,
     };
@@ -88,33 +88,33 @@ async fn post(
     if message.kind() != RpcKind::Request {
         return match session.send_message(message).await {
             Ok(()) => answer::empty_response(StatusCode::ACCEPTED),
-            Err(error) => refuse(&error, None),
+            Err(error) => session_error_response(&error, None),
         };
     }
     let id = message.id().map(str::to_owned);
     match session.send_request(message, incoming.call_headers()).await {
         Ok(response) => {
-            let streams = accepts(headers, "text/event-stream");
-            respond(&session, response, streams, Box::new(session_use)).await
+            let accepts_stream = accepts(headers, "text/event-stream");
+            respond(&session, response, accepts_stream, Box::new(session_use)).await
         }
-        Err(error) => refuse(&error, id.as_deref()),
+        Err(error) => session_error_response(&error, id.as_deref()),
     }
 }
 
 /// Opens a session and answers `initialize`.
 async fn open(
     bridge: &Arc<Bridge>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     incoming: &Incoming,
     message: RpcMessage,
 ) -> Response<McpBody> {
     let id = message.id().map(str::to_owned);
     let opened = bridge
-        .open(served, &incoming.caller, SessionTransport::Streamable)
+        .open(server, &incoming.caller, SessionTransport::Streamable)
         .await;
     let session = match opened {
         Ok(session) => session,
-        Err(error) => return refuse(&error, id.as_deref()),
+        Err(error) => return session_error_response(&error, id.as_deref()),
     };
     let session_use = session.begin_use();
     let response = match session.send_request(message, incoming.call_headers()).await {
@@ -125,13 +125,14 @@ async fn open(
         }
         Err(error) => {
             bridge.close(session.id());
-            return refuse(&error, id.as_deref());
+            return session_error_response(&error, id.as_deref());
         }
     };
-    // The response head carries the session id, so the server must have answered before it is sent.
-    let mut reader = response.event_buffer.read(0);
+    // The response head contains the session id, so the head is sent only after the server has
+    // answered.
+    let mut reader = response.event_buffer.open_reader(0);
     let answer = loop {
-        match reader.next(served.timeout()).await {
+        match reader.next(server.timeout()).await {
             ReadOutcome::Message(message) if message.last => break Some(message),
             ReadOutcome::Message(_) => {}
             ReadOutcome::TimedOut | ReadOutcome::Closed => break None,
@@ -143,7 +144,7 @@ async fn open(
     };
     let mut response = answer::json_text(StatusCode::OK, answer.text.to_string());
     if let Ok(name) = HeaderValue::from_str(session.id()) {
-        response.headers_mut().insert(SESSION, name);
+        response.headers_mut().insert(SESSION_HEADER, name);
     }
     response
 }
@@ -152,13 +153,13 @@ async fn open(
 async fn fail_start(bridge: &Bridge, session: &Session, id: Option<&str>) -> Response<McpBody> {
     let is_alive = session.process().is_alive();
     bridge.close(session.id());
-    let ended = tokio::time::timeout(END_WAIT, session.process().ended()).await;
+    let ended = tokio::time::timeout(EXIT_CODE_TIMEOUT, session.process().wait_for_end()).await;
     let error = match ended {
         Ok(ended) if !is_alive => ended.to_string(),
         Ok(_) | Err(_) => "the server did not answer initialize".to_owned(),
     };
     session.report_failed_start(&error);
-    let why = format!("{} failed to start: {error}", session.served().name());
+    let why = format!("{} failed to start: {error}", session.server().name());
     answer::rpc_error(
         StatusCode::SERVICE_UNAVAILABLE,
         id,
@@ -171,19 +172,19 @@ async fn fail_start(bridge: &Bridge, session: &Session, id: Option<&str>) -> Res
 async fn respond(
     session: &Arc<Session>,
     response: PendingResponse,
-    streams: bool,
-    held: answer::StreamGuard,
+    accepts_stream: bool,
+    guard: answer::StreamGuard,
 ) -> Response<McpBody> {
-    let mut reader = response.event_buffer.read(0);
-    let wait = if streams {
+    let mut reader = response.event_buffer.open_reader(0);
+    let wait = if accepts_stream {
         SINGLE_REPLY_TIMEOUT
     } else {
-        session.served().timeout()
+        session.server().timeout()
     };
     let mut first: Vec<BufferedMessage> = Vec::new();
     match reader.next(wait).await {
         ReadOutcome::Message(message) if message.last => {
-            session.forget(response.number);
+            session.remove_buffer(response.number);
             return answer::json_text(StatusCode::OK, message.text.to_string());
         }
         ReadOutcome::Message(message) => first.push(message),
@@ -191,10 +192,10 @@ async fn respond(
         // The client cancelled the request: there is no answer.
         ReadOutcome::Closed => return answer::empty_response(StatusCode::ACCEPTED),
     }
-    if !streams {
+    if !accepts_stream {
         // Without a stream the client can receive the answer only.
         loop {
-            match reader.next(session.served().timeout()).await {
+            match reader.next(session.server().timeout()).await {
                 ReadOutcome::Message(message) if message.last => {
                     return answer::json_text(StatusCode::OK, message.text.to_string());
                 }
@@ -208,22 +209,22 @@ async fn respond(
         .as_deref()
         .is_some_and(|version| version >= PRIMING_REVISION);
     let event_buffer = response.number;
-    let numbering = EventIds::EventBuffer {
+    let event_ids = EventIds::EventBuffer {
         event_buffer,
         primed,
     };
-    answer::buffered_events(reader, 0, first, numbering, None, held)
+    answer::buffered_events(reader, 0, first, event_ids, None, guard)
 }
 
 /// Answers a batch of messages, which only one revision has.
 async fn batch(
     bridge: &Arc<Bridge>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     incoming: &Incoming,
 ) -> Response<McpBody> {
     let refuse_batch =
         |why: &str| answer::rpc_error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, why);
-    let session = match session(bridge, served, incoming) {
+    let session = match find_session(bridge, server, incoming) {
         Ok(session) => session,
         Err(refusal) => return *refusal,
     };
@@ -257,10 +258,10 @@ async fn batch(
             let id = message.id().map(str::to_owned);
             match session.send_request(message, incoming.call_headers()).await {
                 Ok(response) => pending.push(response),
-                Err(error) => return refuse(&error, id.as_deref()),
+                Err(error) => return session_error_response(&error, id.as_deref()),
             }
         } else if let Err(error) = session.send_message(message).await {
-            return refuse(&error, None);
+            return session_error_response(&error, None);
         }
     }
     if pending.is_empty() {
@@ -268,14 +269,17 @@ async fn batch(
     }
     let mut answers = Vec::with_capacity(pending.len());
     for response in pending {
-        let mut reader = response.event_buffer.read(0);
+        let mut reader = response.event_buffer.open_reader(0);
         loop {
-            match reader.next(served.timeout()).await {
+            match reader.next(server.timeout()).await {
                 ReadOutcome::Message(message) if message.last => {
                     break answers.push(message.text.to_string());
                 }
                 ReadOutcome::Message(message) => {
-                    session.standing().push(message.text.to_string()).await;
+                    session
+                        .standing_buffer()
+                        .push(message.text.to_string())
+                        .await;
                 }
                 // The call is still running, or waits for the operator.
                 ReadOutcome::TimedOut => {}
@@ -287,13 +291,13 @@ async fn batch(
 }
 
 /// Answers a GET: the standing stream, or the rest of an interrupted stream.
-fn get(bridge: &Arc<Bridge>, served: &Arc<StdioServer>, incoming: &Incoming) -> Response<McpBody> {
+fn get(bridge: &Arc<Bridge>, server: &Arc<StdioServer>, incoming: &Incoming) -> Response<McpBody> {
     let headers = &incoming.head.headers;
     if !accepts(headers, "text/event-stream") {
         let why = "Not Acceptable: accept text/event-stream";
         return answer::rpc_error(StatusCode::NOT_ACCEPTABLE, None, code::INVALID_REQUEST, why);
     }
-    let session = match session(bridge, served, incoming) {
+    let session = match find_session(bridge, server, incoming) {
         Ok(session) => session,
         Err(refusal) => return *refusal,
     };
@@ -315,13 +319,13 @@ fn get(bridge: &Arc<Bridge>, served: &Arc<StdioServer>, incoming: &Incoming) -> 
         .as_deref()
         .is_some_and(|version| version >= PRIMING_REVISION);
     let after = after.unwrap_or_else(|| event_buffer.last_read());
-    let reader = event_buffer.read(after);
-    let numbering = EventIds::EventBuffer {
+    let reader = event_buffer.open_reader(after);
+    let event_ids = EventIds::EventBuffer {
         event_buffer: number,
         primed,
     };
-    let held = Box::new(session.begin_use());
-    answer::buffered_events(reader, after, Vec::new(), numbering, None, held)
+    let guard = Box::new(session.begin_use());
+    answer::buffered_events(reader, after, Vec::new(), event_ids, None, guard)
 }
 
 /// The event buffer and the message number of an event id.
@@ -332,10 +336,10 @@ fn parse_event_id(id: &str) -> Option<(u64, u64)> {
 
 fn delete(
     bridge: &Arc<Bridge>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     incoming: &Incoming,
 ) -> Response<McpBody> {
-    match session(bridge, served, incoming) {
+    match find_session(bridge, server, incoming) {
         Ok(session) => {
             bridge.close(session.id());
             answer::empty_response(StatusCode::NO_CONTENT)
@@ -345,19 +349,19 @@ fn delete(
 }
 
 /// The session that a request names. A session of another caller counts as not found.
-fn session(
+fn find_session(
     bridge: &Arc<Bridge>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     incoming: &Incoming,
 ) -> Result<Arc<Session>, RefusalResponse> {
-    let Some(name) = header_text(&incoming.head.headers, &SESSION) else {
+    let Some(name) = header_text(&incoming.head.headers, &SESSION_HEADER) else {
         let why = "Bad Request: the Mcp-Session-Id header is missing";
         let refusal = answer::rpc_error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, why);
         return Err(Box::new(refusal));
     };
-    let session = bridge.session(name).filter(|session| {
+    let session = bridge.find_open_session(name).filter(|session| {
         session.transport() == SessionTransport::Streamable
-            && session.served().name() == served.name()
+            && session.server().name() == server.name()
             && is_same_caller(session.caller(), &incoming.caller)
     });
     session.ok_or_else(|| {
@@ -372,7 +376,7 @@ fn session(
 }
 
 /// The HTTP response for a session error.
-pub fn refuse(error: &SessionError, id: Option<&str>) -> Response<McpBody> {
+pub fn session_error_response(error: &SessionError, id: Option<&str>) -> Response<McpBody> {
     let (status, code) = match error {
         SessionError::ProcessEnded(_) => (StatusCode::NOT_FOUND, code::SERVER_ENDED),
         SessionError::Write(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::INTERNAL_ERROR),

@@ -50,7 +50,7 @@ impl std::fmt::Debug for Launchers {
 pub struct StdioServer {
     name: Arc<str>,
     config: BridgedServer,
-    toolbox: ToolRules,
+    tool_rules: ToolRules,
     launchers: Launchers,
     fingerprints: Arc<Fingerprints>,
     failures: Mutex<StartFailures>,
@@ -62,7 +62,7 @@ pub struct StdioServer {
 #[derive(Debug, Default)]
 struct StartFailures {
     count: u32,
-    until: Option<Instant>,
+    backoff_until: Option<Instant>,
     error: String,
 }
 
@@ -86,7 +86,7 @@ impl StdioServer {
     ) -> Self {
         Self {
             name: config.name.as_str().into(),
-            toolbox: config.toolbox(),
+            tool_rules: config.tool_rules(),
             config,
             launchers,
             fingerprints,
@@ -121,8 +121,8 @@ impl StdioServer {
         &self.stop
     }
 
-    /// Whether `caller` may see the server. Servers that run on the host are hidden from agents in
-    /// sandboxes unless `expose` is set.
+    /// Whether the server is visible to `caller`. Servers that run on the host are hidden from
+    /// agents in sandboxes unless `expose` is set.
     pub fn is_visible_to(&self, caller: &McpCaller) -> bool {
         match self.config.runtime.kind {
             RuntimeKind::Sandbox => true,
@@ -141,7 +141,7 @@ impl StdioServer {
             return Err(LaunchError::Waiting { failures, wait });
         }
         // The gate's shutdown waits for a start in progress.
-        let _starting = self.shutdown.hold();
+        let _starting = self.shutdown.register_process();
         let launched = match self.config.runtime.kind {
             RuntimeKind::Local => self.launchers.local.launch(&self.config, caller).await,
             RuntimeKind::Sandbox => self.launchers.sandbox.launch(&self.config, caller).await,
@@ -176,7 +176,7 @@ impl StdioServer {
         failures.count = failures.count.saturating_add(1);
         let doubled = MIN_BACKOFF.saturating_mul(1 << (failures.count - 1).min(16));
         let wait = doubled.min(MAX_BACKOFF);
-        failures.until = Some(Instant::now() + wait);
+        failures.backoff_until = Some(Instant::now() + wait);
         error.clone_into(&mut failures.error);
         let count = failures.count;
         drop(failures);
@@ -197,8 +197,10 @@ impl StdioServer {
     /// The number of consecutive failures and the remaining backoff; none if a start may be tried.
     pub fn backoff(&self) -> Option<(u32, Duration)> {
         let failures = self.failures();
-        let left = failures.until?.checked_duration_since(Instant::now())?;
-        Some((failures.count, left))
+        let remaining = failures
+            .backoff_until?
+            .checked_duration_since(Instant::now())?;
+        Some((failures.count, remaining))
     }
 
     /// Why the server is unavailable; none if the last start succeeded or there was none yet.
@@ -223,7 +225,7 @@ impl StdioServer {
     /// Whether `caller` may use the tool `name` of this server.
     pub fn check_tool(&self, name: &str, caller: &McpCaller) -> Result<(), Denial> {
         let sandbox = caller.sandbox.as_ref().map(|id| id.as_str());
-        self.toolbox.judge(name, &caller.agent, sandbox)?;
+        self.tool_rules.judge(name, &caller.agent, sandbox)?;
         self.fingerprints.check(&self.name, name)
     }
 
@@ -244,7 +246,7 @@ impl StdioServer {
         let visible: Vec<&str> = tools
             .iter()
             .map(|tool| tool.get())
-            .filter(|tool| self.may_see(tool, caller))
+            .filter(|tool| self.is_tool_visible(tool, caller))
             .collect();
         if visible.len() == tools.len() {
             return answer.into_text();
@@ -253,7 +255,7 @@ impl StdioServer {
         answer.with_result(&result)
     }
 
-    fn may_see(&self, tool: &str, caller: &McpCaller) -> bool {
+    fn is_tool_visible(&self, tool: &str, caller: &McpCaller) -> bool {
         let Ok(fields) = serde_json::from_str::<Fields<'_>>(tool) else {
             return false;
         };
@@ -264,7 +266,7 @@ impl StdioServer {
         let Ok(name) = serde_json::from_str::<String>(name.get()) else {
             return false;
         };
-        // With two names, another parser might use the other one.
+        // If there are two names, the client could use a different one than the gate.
         if names.next().is_some() {
             return false;
         }

@@ -12,7 +12,7 @@ pub const TRACEPARENT: &str = "traceparent";
 
 /// Makes `span` a child of the span that the traceparent `parent` identifies.
 pub fn continue_from(span: &Span, parent: Option<&str>) {
-    let Some(parent) = parent.and_then(parse) else {
+    let Some(parent) = parent.and_then(parse_traceparent) else {
         return;
     };
     let parent = opentelemetry::Context::new().with_remote_span_context(parent);
@@ -25,12 +25,12 @@ pub fn continue_from(span: &Span, parent: Option<&str>) {
 pub fn traceparent_of(span: &Span) -> Option<String> {
     let context = span.context();
     let own = context.span().span_context().clone();
-    own.is_valid().then(|| write(&own))
+    own.is_valid().then(|| format_traceparent(&own))
 }
 
 /// Parses `00-<32 hex>-<16 hex>-<2 hex>`, version 00 of the standard. Later versions may append
 /// more fields.
-fn parse(text: &str) -> Option<SpanContext> {
+fn parse_traceparent(text: &str) -> Option<SpanContext> {
     let mut parts = text.trim().split('-');
     let mut part = |length: usize| {
         let part = parts.next()?;
@@ -52,7 +52,7 @@ fn parse(text: &str) -> Option<SpanContext> {
     context.is_valid().then_some(context)
 }
 
-fn write(context: &SpanContext) -> String {
+fn format_traceparent(context: &SpanContext) -> String {
     format!(
         "00-{}-{}-{:02x}",
         context.trace_id(),
@@ -69,11 +69,13 @@ mod tests {
     fn traceparent_is_parsed_as_the_standard_requires() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert_eq!(
-            parse(good).map(|context| write(&context)).as_deref(),
+            parse_traceparent(good)
+                .map(|context| format_traceparent(&context))
+                .as_deref(),
             Some(good)
         );
         let later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more";
-        assert!(parse(later).is_some());
+        assert!(parse_traceparent(later).is_some());
         for bad in [
             "",
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
@@ -84,7 +86,7 @@ mod tests {
             "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
             "00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01",
         ] {
-            assert!(parse(bad).is_none(), "{bad}");
+            assert!(parse_traceparent(bad).is_none(), "{bad}");
         }
     }
 }

@@ -17,7 +17,7 @@ use http_body_util::{BodyExt, Full};
 use mcp::bridge::Bridge;
 use mcp::call_headers::CallHeaders;
 use mcp::caller::McpCaller;
-use mcp::context::{CORRELATION, Contexts};
+use mcp::context::{CORRELATION_KEY, Contexts};
 use mcp::event_buffer::ReadOutcome;
 use mcp::fingerprint::Fingerprints;
 use mcp::governance::Governance;
@@ -45,6 +45,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::layer::SubscriberExt as _;
 
+/// The number of generated cases of each property.
 const CASES: u32 = 100;
 
 /// Timeout of every wait in these tests.
@@ -227,12 +228,12 @@ fn settings_with_policy(dir: &tempfile::TempDir) -> Settings {
 /// Sends an envelope to a hook, and returns the action of its answer.
 async fn hook(mcp_server: &Arc<McpServer>, settings: &Settings, envelope: &Value) -> String {
     let source = RequestSource::Network(ListenerRules {
-        at: "127.0.0.1:8090".parse().unwrap(),
+        address: "127.0.0.1:8090".parse().unwrap(),
         endpoints: Endpoints {
             hooks: true,
             tools: true,
         },
-        auth: AuthConfig::of(settings),
+        auth: AuthConfig::from_settings(settings),
     });
     let path = format!("/intercept/{}", envelope["type"].as_str().unwrap());
     let request = Request::post(path).header("host", "127.0.0.1:8090");
@@ -265,7 +266,7 @@ proptest! {
         agent in "[a-zA-Z0-9._/-]{1,24}",
         blocks in any::<bool>(),
         end in call_end(),
-        rest in prop::collection::hash_set("[a-zA-Z0-9._/-]{1,24}", 0..6),
+        other_ids in prop::collection::hash_set("[a-zA-Z0-9._/-]{1,24}", 0..6),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let settings = settings_with_policy(&dir);
@@ -277,16 +278,16 @@ proptest! {
         let contexts = mcp_server.bridge.relay().governance.contexts().clone();
         runtime().block_on(async {
             let caller = McpCaller { agent: agent.clone(), ..caller() };
-            let served = mcp_server.bridge.tool(Some("t"), &caller).unwrap();
-            let opened = mcp_server.bridge.open(&served, &caller, SessionTransport::Streamable).await;
+            let server = mcp_server.bridge.tool(Some("t"), &caller).unwrap();
+            let opened = mcp_server.bridge.open(&server, &caller, SessionTransport::Streamable).await;
             let session = opened.unwrap();
-            let of = |kind, id: &str, more: Value| envelope(kind, id, &agent, session.id(), &more);
+            let hook_envelope = |kind, id: &str, more: Value| envelope(kind, id, &agent, session.id(), &more);
             let params = |decide: Value| {
                 json!({"method": "tools/call", "params": {"name": "x", "decide": decide}})
             };
             // The interceptor stores its decision.
             let action = if blocks { "block" } else { "allow" };
-            let before = of("before", &id, params(json!({"action": action})));
+            let before = hook_envelope("before", &id, params(json!({"action": action})));
             let answered = hook(&mcp_server, &settings, &before).await;
             prop_assert_eq!(answered, if blocks { "block" } else { "pass" });
             let known = contexts.find(&id).unwrap();
@@ -300,11 +301,11 @@ proptest! {
                 CallEnd::Error => ("no-such-tool", json!({})),
                 CallEnd::Exit(code) => ("crash", json!({"before": true, "code": code})),
             };
-            let meta = json!({ CORRELATION: id });
+            let meta = json!({ CORRELATION_KEY: id });
             let call = json!({"name": name, "arguments": arguments, "_meta": meta});
             let text = RpcMessage::request("1", "tools/call", &call.to_string());
             let pending = session.send_request(RpcMessage::read(text).unwrap(), CallHeaders::default()).await;
-            let outcome = pending.unwrap().event_buffer.read(0).next(TEST_TIMEOUT).await;
+            let outcome = pending.unwrap().event_buffer.open_reader(0).next(TEST_TIMEOUT).await;
             let ReadOutcome::Message(message) = outcome else {
                 return Err(TestCaseError::fail(format!("{outcome:?}")));
             };
@@ -320,18 +321,18 @@ proptest! {
             };
             prop_assert_eq!(execution, expected);
             // The after hook removes the context.
-            let after = of("after", &id, json!({"result": {"content": []}}));
+            let after = hook_envelope("after", &id, json!({"result": {"content": []}}));
             prop_assert_eq!(hook(&mcp_server, &settings, &after).await, "pass");
             prop_assert!(contexts.find(&id).is_none());
             // The end of the session removes contexts without an after hook.
-            for other in &rest {
-                let before = of("before", other, params(json!({"action": "allow"})));
+            for other in &other_ids {
+                let before = hook_envelope("before", other, params(json!({"action": "allow"})));
                 prop_assert_eq!(hook(&mcp_server, &settings, &before).await, "pass");
             }
-            prop_assert_eq!(contexts.len(), rest.len());
+            prop_assert_eq!(contexts.len(), other_ids.len());
             mcp_server.bridge.close(session.id());
             prop_assert!(contexts.is_empty());
-            within_timeout(session.process().ended()).await;
+            within_timeout(session.process().wait_for_end()).await;
             Ok(())
         })?;
     }
@@ -350,8 +351,8 @@ proptest! {
         }
         let tool: BridgedServer = serde_json::from_value(written).unwrap();
         let stop = CancellationToken::new();
-        let served = StdioServer::new(tool, named_launchers(), fingerprints(&dir), stop, Arc::default());
-        let error = runtime().block_on(served.launch(&caller())).unwrap_err();
+        let server = StdioServer::new(tool, named_launchers(), fingerprints(&dir), stop, Arc::default());
+        let error = runtime().block_on(server.launch(&caller())).unwrap_err();
         match kind {
             None | Some("local") => prop_assert_eq!(error, LaunchError::Failed("local".into())),
             Some("sandbox") => prop_assert_eq!(error, LaunchError::Failed("sandbox".into())),
@@ -377,7 +378,7 @@ proptest! {
                 prop_assert_eq!(back.text(), text.as_str());
             }
             process.stop();
-            let ended = within_timeout(process.ended()).await;
+            let ended = within_timeout(process.wait_for_end()).await;
             prop_assert_eq!(ended, ProcessEnded { code: Some(0) });
             prop_assert!(!process.is_alive());
             let late = process.send(&RpcMessage::notification("n", "{}")).await;
@@ -406,14 +407,14 @@ proptest! {
             for call in &mut open {
                 prop_assert_eq!(within_timeout(call.answer()).await.unwrap_err(), expected);
             }
-            prop_assert_eq!(within_timeout(crashing.ended()).await, expected);
+            prop_assert_eq!(within_timeout(crashing.wait_for_end()).await, expected);
             // The other process is not affected.
             let text = RpcMessage::notification("n", "{}");
             healthy.send(&text).await.unwrap();
             let back = within_timeout(messages.recv()).await.unwrap();
             prop_assert_eq!(back.text(), text.as_str());
             healthy.stop();
-            within_timeout(healthy.ended()).await;
+            within_timeout(healthy.wait_for_end()).await;
             Ok(())
         })?;
     }
@@ -434,19 +435,19 @@ proptest! {
         let settings = settings(&json!({"version": "1.0", "tools": tools}).to_string());
         let dir = tempfile::tempdir().unwrap();
         let mcp_server = mcp_server(&settings, named_launchers(), &dir);
-        let served = mcp_server.bridge.tool(Some("t"), &caller()).unwrap();
+        let server = mcp_server.bridge.tool(Some("t"), &caller()).unwrap();
         let parent = format!("00-{trace}-{span}-01");
         let parent = has_parent.then_some(parent.as_str());
         runtime().block_on(async {
             let params = json!({
-                "name": "x", "arguments": arguments, "_meta": {CORRELATION: id},
+                "name": "x", "arguments": arguments, "_meta": {CORRELATION_KEY: id},
             });
             let hook = json!({
                 "version": "1.0", "type": "before", "request_id": id,
                 "timestamp": "2026-01-01T00:00:00Z", "method": "tools/call",
                 "params": params, "tool_id": "t", "agent_id": "a", "session_id": "s",
             });
-            let passed = mcp_server.hooks.before(hook.to_string().into(), parent).await;
+            let passed = mcp_server.hooks.answer_before(hook.to_string().into(), parent).await;
             prop_assert_eq!(passed.status(), StatusCode::OK);
             let relay = mcp_server.bridge.relay();
             let known = relay.governance.contexts().find(&id).unwrap();
@@ -454,7 +455,7 @@ proptest! {
             let text = RpcMessage::request("1", "tools/call", &params.to_string());
             let message = RpcMessage::read(text).unwrap();
             let (caller, headers, terms) = (caller(), CallHeaders::default(), HoldTerms::default());
-            let permitted = relay.permit(&served, &caller, message, &headers, &terms).await.unwrap();
+            let permitted = relay.permit(&server, &caller, message, &headers, &terms).await.unwrap();
             let traceparent = permitted.message.param_text(&["_meta", "traceparent"]).unwrap();
             let trace_of = |name: &str| name.split('-').nth(1).map(str::to_owned);
             prop_assert_eq!(trace_of(&traceparent), trace_of(&begun));
@@ -482,10 +483,10 @@ proptest! {
         };
         let mcp_server = mcp_server(&settings, launchers, &dir);
         runtime().block_on(async {
-            let served = mcp_server.bridge.tool(None, &caller()).unwrap();
+            let server = mcp_server.bridge.tool(None, &caller()).unwrap();
             let mut sessions = Vec::new();
             for _ in 0..count {
-                let opened = mcp_server.bridge.open(&served, &caller(), SessionTransport::Streamable).await;
+                let opened = mcp_server.bridge.open(&server, &caller(), SessionTransport::Streamable).await;
                 let session = opened.unwrap();
                 if busy {
                     let text = RpcMessage::request("1", "tools/call", r#"{"name":"never"}"#);
@@ -495,12 +496,12 @@ proptest! {
             }
             within_timeout(mcp_server.bridge.end(Instant::now() + TEST_TIMEOUT)).await;
             for session in &sessions {
-                prop_assert!(session.is_over());
+                prop_assert!(session.has_ended());
                 // `end` has waited for the process.
-                let ended = session.process().ended();
+                let ended = session.process().wait_for_end();
                 prop_assert!(tokio::time::timeout(Duration::ZERO, ended).await.is_ok());
             }
-            let reopened = mcp_server.bridge.open(&served, &caller(), SessionTransport::Streamable).await;
+            let reopened = mcp_server.bridge.open(&server, &caller(), SessionTransport::Streamable).await;
             prop_assert!(reopened.is_err(), "a stopped bridge starts no server");
             Ok(())
         })?;

@@ -1,4 +1,4 @@
-//! The command line: every flag is defined once, here or beside the command it belongs to.
+//! The command line. Every flag is defined once: in this file, or in the file of its command.
 
 mod agents;
 mod audit;
@@ -59,7 +59,7 @@ Getting started:
   palisade run -- <agent>       run an agent on this repository in its own sandbox
   palisade diff|merge NAME      review its work, and merge it
   palisade list                 list sandboxes and their state
-  palisade doctor               check this machine, and how to fix what is missing
+  palisade doctor               check this machine, and show how to fix what is missing
   palisade config init          write a starter palisade.yaml that explains every key
   palisade audit tail           watch decisions live
 
@@ -67,7 +67,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 3 not found, 4
 exists or wrong state (active, paused, unmerged), 5 gate not running, 6 backend
 unavailable, 7 denied, 124 timeout; run, exec and shell: the exit code of the command.";
 
-/// Flags every command takes.
+/// Flags of every command.
 #[derive(Clone, Debug, Args)]
 pub struct Global {
     /// The operator's configuration file [default: ~/.config/palisade/palisade.yaml]
@@ -106,7 +106,7 @@ pub enum Command {
     Run(enter::RunArgs),
     /// Create a sandbox with its own branch and workspace
     #[command(
-        after_help = "Example:\n  palisade create fix --dirty   the branch palisade/fix, and your uncommitted changes"
+        after_help = "Example:\n  palisade create fix --dirty   on branch palisade/fix, with your uncommitted changes"
     )]
     Create(sandboxes::CreateArgs),
     /// List sandboxes
@@ -229,7 +229,7 @@ pub enum Command {
     Mcp(mcp_command::McpArgs),
     /// Check the gate's health; exits 1 if it is degraded
     Health,
-    /// Check what this machine supports, and how to fix what is missing
+    /// Check what this machine supports, and show how to fix what is missing
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for your shell
     Completions {
@@ -238,15 +238,15 @@ pub enum Command {
     },
     /// Write the manual pages into a directory
     Man {
-        /// The directory; made if missing
+        /// The directory; created if missing
         dir: PathBuf,
     },
 }
 
 /// Parses the command line and runs the command; as `polis-bridge`, runs the standalone bridge.
 pub fn parse_and_run() -> Result<CliExit> {
-    let called = std::env::args_os().next().map(PathBuf::from);
-    let name = called.as_deref().and_then(Path::file_name);
+    let invoked_as = std::env::args_os().next().map(PathBuf::from);
+    let name = invoked_as.as_deref().and_then(Path::file_name);
     if name == Some(OsStr::new(POLIS_BRIDGE)) {
         let PolisBridge { global, args } = PolisBridge::parse();
         return bridge::standalone::run(&args, &global);

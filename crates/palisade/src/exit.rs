@@ -1,4 +1,4 @@
-//! Exit codes of the command line, and the error type that carries one.
+//! Exit codes of the command line, and the error type that carries an exit code.
 
 use control::client::ControlClientError;
 use control::reply;
@@ -117,7 +117,7 @@ fn exit_of_response(status: StatusCode, code: &str) -> CliExit {
     match (status, code) {
         (_, "backend_unavailable") => CliExit::BackendUnavailable,
         (_, "timed_out") => CliExit::TimedOut,
-        // Valid requests that fail, as with git itself.
+        // The request was valid, but its operation failed: exit code 1, as git itself exits.
         (
             _,
             "git_conflict" | "workspace_refused" | "transfer_refused" | "too_much" | "setup_failed",
@@ -151,7 +151,7 @@ mod tests {
             message: String::new(),
             body: serde_json::Value::Null,
         };
-        for (here, there, expected) in [
+        for (local, remote, expected) in [
             (
                 code(SandboxError::NotFound("fix".into())),
                 code(refused(StatusCode::NOT_FOUND, "not_found")),
@@ -214,7 +214,7 @@ mod tests {
                 1,
             ),
         ] {
-            assert_eq!((here, there), (expected, expected));
+            assert_eq!((local, remote), (expected, expected));
         }
         assert_eq!(exit_of(&anyhow::anyhow!("something")).code(), 1);
     }

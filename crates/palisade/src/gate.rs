@@ -80,7 +80,7 @@ pub const PACK_READER_ARGUMENT: &str = "__judge-push";
 /// Maximum number of pushes that are read concurrently. Each uses one CPU.
 const MAX_PACK_READERS: usize = 2;
 
-/// How long after its start the gate has finished the work of the start: the first check of the
+/// Time after which the gate has finished the work of its start: the first check of the
 /// configuration files and the first removal of expired entries.
 const STARTUP_WORK_DURATION: Duration = Duration::from_secs(3);
 
@@ -92,9 +92,9 @@ pub fn read_environment_variable(name: &str) -> Option<String> {
 /// How a gate was started.
 #[derive(Debug)]
 pub enum Start {
-    /// By an operator or a service manager, which handles restarts.
+    /// Started by an operator or a service manager, which handles restarts.
     Foreground,
-    /// By a watchdog.
+    /// Started by a watchdog.
     Detached {
         /// How the previous gate died, if it did.
         after_death: Option<String>,
@@ -125,7 +125,7 @@ pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<CliExit> {
         .context("cannot start the runtime")?;
     let telemetry = {
         // The trace exporter sends from this runtime.
-        let _inside = runtime.enter();
+        let _runtime_guard = runtime.enter();
         let sink = if detached {
             LogSink::File(LogFile::open(&paths.log())?)
         } else {
@@ -159,15 +159,15 @@ pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<CliExit> {
     served.map(|(exit, _)| exit)
 }
 
-/// The gate holds keys: no core dumps, no debugger, no files for other users. It holds a dozen
-/// sockets of every sandbox, so the limit of descriptors is raised to its maximum.
+/// Forbids core dumps, debuggers and files for other users, because the gate holds keys. Raises
+/// the limit of descriptors to its maximum, because the gate holds a dozen sockets per sandbox.
 fn harden(detached: bool) -> Result<()> {
     let (_, max) = getrlimit(Resource::RLIMIT_NOFILE).context("cannot read the file limit")?;
     setrlimit(Resource::RLIMIT_NOFILE, max, max).context("cannot raise the file limit")?;
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     if detached {
-        nix::unistd::setsid().context("cannot leave the terminal")?;
+        nix::unistd::setsid().context("cannot detach from the terminal")?;
     }
     Ok(())
 }
@@ -182,19 +182,19 @@ async fn serve(
 ) -> Result<(CliExit, Deadline)> {
     let stop = CancellationToken::new();
     listen_for_signals(stop.clone())?;
-    // From here on SIGHUP requests a reload; its default would end the process.
+    // From now on SIGHUP requests a reload; its default would end the process.
     let hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     // The socket is bound first: nothing is written while another gate may be listening on it.
     let socket = PrivateSocket::bind(&paths.control, 0o600).await;
     let socket = Arc::new(socket.context("cannot bind the control socket (see --control)")?);
     let store = open_store(paths, &settings).await?;
     let health_registry = Arc::new(HealthRegistry::default());
-    health_registry.check("config_current", Ok(()));
-    health_registry.listening("control", [paths.control.display()]);
-    health_registry.config(paths.config.current());
+    health_registry.set_check("config_current", Ok(()));
+    health_registry.set_listeners("control", [paths.control.display()]);
+    health_registry.set_config(paths.config.current());
     if let Some(cause) = after_death {
         tracing::warn!(cause, "gate restarted after it died");
-        health_registry.note("restarted", Some(format!("after the gate died: {cause}")));
+        health_registry.set_note("restarted", Some(format!("after the gate died: {cause}")));
     }
     let process_metrics = ProcessMetrics::default();
     let counters = ControlMetrics::default();
@@ -232,7 +232,7 @@ async fn serve(
     };
     let tools = open_tools(Arc::clone(&settings), dependencies, &stop).await?;
     // Every bundle was read: the start fails above if one is invalid.
-    health_registry.check(POLICY_LOADED, Ok(()));
+    health_registry.set_check(POLICY_LOADED, Ok(()));
     traffic.serve_tools(Arc::clone(&tools) as _);
     let (reload, requests) = mpsc::channel(8);
     let changed = Arc::new(Notify::new());
@@ -503,8 +503,8 @@ async fn open_manager(paths: &Paths) -> Result<Manager> {
     Ok(manager.await??)
 }
 
-/// This program, also after an update has replaced its file, and the arguments that `main`
-/// handles.
+/// The path of this program, which stays valid when an update replaces the file, and the arguments
+/// that `main` handles.
 pub fn own_program() -> HelperProgram {
     HelperProgram {
         path: PathBuf::from("/proc/self/exe"),
@@ -568,7 +568,7 @@ async fn release_startup_memory() {
     }
 }
 
-/// Reports that everything listens: to the watchdog, or on stderr.
+/// Reports that all listeners are open: to the watchdog, or on stderr.
 fn announce_ready(paths: &Paths, watchdog: Option<&mut WatchdogPipe>) -> Result<()> {
     let control = paths.control.display().to_string();
     tracing::info!(control, pid = std::process::id(), "gate is up");

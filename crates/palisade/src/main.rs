@@ -1,7 +1,7 @@
 //! The `palisade` command: parses the command line, runs the command and reports errors.
 //!
-//! This crate wires the others together: command line, gate process, supervisor, reload,
-//! telemetry. **Never here:** a decision, a query, a protocol; each has a crate.
+//! This crate connects the other crates: command line, gate process, supervisor, reload,
+//! telemetry. **Never here:** decisions, queries, protocols; each has a crate of its own.
 
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 #![expect(
@@ -28,8 +28,8 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Before anything else: these modes clone, sandbox themselves or must be cheap, and need no
-    // threads and no argument parser.
+    // These modes come before anything else: they clone, sandbox themselves or must be cheap, and
+    // need no threads and no argument parser.
     match std::env::args_os()
         .nth(1)
         .as_deref()

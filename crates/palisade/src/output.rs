@@ -1,4 +1,4 @@
-//! Output of commands: stdout is data for people and scripts, stderr is messages.
+//! Output of commands: results for people and scripts on stdout, messages on stderr.
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};

@@ -99,7 +99,7 @@ impl Paths {
                 })
         };
         let state_dir = match &options.state_dir {
-            Some(given) => std::path::absolute(given)?,
+            Some(path) => std::path::absolute(path)?,
             None => match absolute("XDG_STATE_HOME") {
                 Some(base) => base.join("palisade"),
                 None => home(".local/state/palisade", "--state-dir")?,
@@ -110,7 +110,7 @@ impl Paths {
             &options.state_dir,
             absolute("XDG_RUNTIME_DIR"),
         ) {
-            (Some(given), _, _) => std::path::absolute(given)?,
+            (Some(path), _, _) => std::path::absolute(path)?,
             (None, None, Some(runtime)) => runtime.join("palisade/control.sock"),
             (None, Some(_), _) | (None, None, None) => state_dir.join("control.sock"),
         };
@@ -127,7 +127,7 @@ impl Paths {
             .into());
         }
         let config = match (&options.config, absolute("XDG_CONFIG_HOME")) {
-            (Some(given), _) => ConfigPath::Named(std::path::absolute(given)?),
+            (Some(path), _) => ConfigPath::Named(std::path::absolute(path)?),
             (None, Some(base)) => ConfigPath::Default(base.join("palisade/palisade.yaml")),
             (None, None) => match home(".config/palisade/palisade.yaml", "--config") {
                 Ok(path) => ConfigPath::Default(path),
@@ -179,8 +179,8 @@ fn make_dir(path: &Path) -> io::Result<()> {
         .create(path)
 }
 
-/// A user who can write to the socket's directory could replace the socket. A sticky directory
-/// (`/tmp`) prevents that.
+/// Creates the directory of the socket, or refuses a directory that other users can write to: they
+/// could replace the socket. A sticky directory (`/tmp`) prevents that.
 fn make_safe_for_socket(path: &Path) -> Result<()> {
     make_dir(path).with_context(|| format!("cannot create {}", path.display()))?;
     let found = std::fs::metadata(path)?;
@@ -200,8 +200,8 @@ fn make_safe_for_socket(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A state directory that other users can enter would expose the database and the CA key. It is
-/// refused and not changed: `--state-dir /tmp` must not close /tmp.
+/// Creates the state directory, or refuses a directory that other users can enter: it would expose
+/// the database and the CA key. The mode is not changed: `--state-dir /tmp` must not close /tmp.
 fn make_private(path: &Path) -> Result<()> {
     make_dir(path).with_context(|| format!("cannot create {}", path.display()))?;
     let found = std::fs::metadata(path)?;

@@ -10,7 +10,7 @@
 //!   ending: TERM to CMD's group ── 1 s ─────▶ KILL to every descendant, until none is left
 //! ```
 //!
-//! After USR1 the parent keeps the deadline: CMD's group receives TERM, and KILL follows when
+//! After USR1 the parent enforces the deadline: CMD's group receives TERM, and KILL follows when
 //! the parent sends TERM or ends.
 //!
 //! The guard is a child subreaper, so that everything CMD starts stays a descendant of this
@@ -81,7 +81,7 @@ impl GuardError {
         }
     }
 
-    fn of_system(what: &str, errno: Errno) -> Self {
+    fn from_errno(what: &str, errno: Errno) -> Self {
         Self::new(format!("{what}: {}", errno.desc()))
     }
 }
@@ -136,10 +136,11 @@ impl GuardOptions {
     fn guard(&self) -> Result<u8, GuardError> {
         let parent = watch(self.parent)?;
         prctl::set_child_subreaper(true)
-            .map_err(|errno| GuardError::of_system("cannot become a subreaper", errno))?;
-        // Before the command starts: from here on no signal ends only the guard.
+            .map_err(|errno| GuardError::from_errno("cannot become a subreaper", errno))?;
+        // Signals are blocked before the command starts: from then on no signal ends only the
+        // guard.
         let signals = receive_signals(&[Signal::SIGUSR1])
-            .map_err(|errno| GuardError::of_system("cannot receive signals", errno))?;
+            .map_err(|errno| GuardError::from_errno("cannot receive signals", errno))?;
         let command = self.start()?;
         release_stdio();
         let mut guarded = GuardedCommand {
@@ -159,9 +160,9 @@ impl GuardOptions {
     fn start(&self) -> Result<Pid, GuardError> {
         let (program, environment) = (self.program()?, environment());
         let attributes = spawn_attributes(PosixSpawnFlags::POSIX_SPAWN_SETPGROUP)
-            .map_err(|errno| GuardError::of_system("cannot prepare the command", errno))?;
+            .map_err(|errno| GuardError::from_errno("cannot prepare the command", errno))?;
         let actions = PosixSpawnFileActions::init()
-            .map_err(|errno| GuardError::of_system("cannot prepare the command", errno))?;
+            .map_err(|errno| GuardError::from_errno("cannot prepare the command", errno))?;
         posix_spawnp(program, &actions, &attributes, &self.argv, &environment).map_err(|errno| {
             let name = program.to_string_lossy();
             GuardError {
@@ -180,12 +181,12 @@ impl GuardOptions {
 
 /// A pidfd that becomes readable when the parent ends.
 fn watch(parent: i32) -> Result<OwnedFd, GuardError> {
-    let gone = || GuardError::new("the process of --parent is not the parent, or has ended");
-    let pid = rustix::process::Pid::from_raw(parent).ok_or_else(gone)?;
-    let watched = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())?;
+    let not_parent = || GuardError::new("the process of --parent is not the parent, or has ended");
+    let pid = rustix::process::Pid::from_raw(parent).ok_or_else(not_parent)?;
+    let watched = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| not_parent())?;
     // Checked after opening: if the pid is still the parent's, the pidfd refers to the parent.
     if getppid() != Pid::from_raw(parent) {
-        return Err(gone());
+        return Err(not_parent());
     }
     Ok(watched)
 }
@@ -255,7 +256,7 @@ struct GuardedCommand {
     leave_rest: bool,
     /// Time from SIGTERM to SIGKILL.
     grace: Duration,
-    /// The command's group received SIGTERM, and the parent keeps the deadline.
+    /// The command's group received SIGTERM, and the parent enforces the deadline.
     terminated: bool,
     /// The command's exit code, once it has ended.
     code: Option<u8>,
@@ -291,7 +292,7 @@ impl GuardedCommand {
                 Some(_) => break,
             }
         }
-        // Set by `reap`: only this process, its parent, can reap the command.
+        // `reap` has set the code: only this process, the command's parent, can reap the command.
         self.code.unwrap_or(FAILED)
     }
 

@@ -33,7 +33,7 @@ const FORWARDED_SIGNALS: [Signal; 4] = [
 ];
 
 /// The size of the terminal, if both stdin and stdout are terminals.
-pub fn own_terminal() -> Option<TerminalSize> {
+pub fn terminal_size() -> Option<TerminalSize> {
     let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
     (stdin.is_terminal() && stdout.is_terminal())
         .then(|| terminal::size(&stdin))
@@ -57,8 +57,8 @@ pub enum SessionEnd {
     Code(i32),
     /// The command was killed with its sandbox, for this reason.
     Stopped(i32, String),
-    /// This process received a signal and the sandbox did not respond: it ends before the
-    /// command.
+    /// This process ends before the command, because it received a signal and the sandbox did not
+    /// respond.
     Abandoned(i32),
 }
 
@@ -83,11 +83,11 @@ pub fn relay_session(mut running: RunningCommand, options: RelayOptions) -> Resu
         .context("cannot receive signals")?;
     let stdin = std::io::stdin();
     let raw = on_terminal.then(|| RawTerminal::new(&stdin)).transpose()?;
-    let mut relay = Relay::new(running.take_ends(), options)?;
+    let mut relay = Relay::new(running.take_stdio(), options)?;
     let end = relay
         .run(&running, &signals, &stdin)
         .or_else(broken_pipe_as_sigpipe);
-    // The terminal first, so that later messages are printed in normal mode.
+    // The terminal is restored first, so that later messages are printed in normal mode.
     drop(raw);
     let _ = mask.thread_unblock();
     end
@@ -105,7 +105,7 @@ fn broken_pipe_as_sigpipe(error: anyhow::Error) -> Result<SessionEnd> {
 
 struct Relay {
     /// The command's stdin, until it is closed.
-    feed: Option<OwnedFd>,
+    command_stdin: Option<OwnedFd>,
     /// The command's output descriptors, with their targets.
     outputs: Vec<(OwnedFd, OutputTarget)>,
     /// Input that was read and not yet written to the command.
@@ -145,14 +145,14 @@ impl Relay {
                 .context("cannot set up the pipes of the command")?;
         }
         let mut ends = ends.into_iter();
-        let feed = ends.next().context("the command has no input")?;
+        let command_stdin = ends.next().context("the command has no input")?;
         let outputs = if on_terminal {
-            vec![(feed.try_clone()?, stdout)]
+            vec![(command_stdin.try_clone()?, stdout)]
         } else {
             ends.zip([stdout, OutputTarget::Stderr]).collect()
         };
         Ok(Self {
-            feed: Some(feed),
+            command_stdin: Some(command_stdin),
             outputs,
             pending: Vec::new(),
             stdin_open: true,
@@ -171,17 +171,18 @@ impl Relay {
         stdin: &std::io::Stdin,
     ) -> Result<SessionEnd> {
         loop {
-            let ready = self.wait(running.end(), signals, stdin)?;
+            let ready = self.wait(running.exit_descriptor(), signals, stdin)?;
             if ready.signal {
                 self.forward_signals(running, signals, stdin)?;
             }
             if ready.input {
                 self.read_input(stdin)?;
             }
-            self.feed();
-            // All available output, before the end is handled: it was written before.
+            self.write_pending();
+            // All available output is copied before the end is handled: the command wrote the
+            // output before.
             self.copy_output()?;
-            if ready.over {
+            if ready.command_ended {
                 self.copy_output()?;
                 let CommandExit { code, stopped } = running.wait()?;
                 return Ok(match stopped {
@@ -197,27 +198,28 @@ impl Relay {
 
     fn wait(
         &self,
-        over: BorrowedFd<'_>,
+        command_end: BorrowedFd<'_>,
         signals: &SignalFd,
         stdin: &std::io::Stdin,
     ) -> Result<ReadyEvents> {
-        let on = |fd, flags| PollFd::new(fd, flags);
-        let wants_input = self.stdin_open && self.pending.is_empty() && self.feed.is_some();
+        let poll_fd = |fd, flags| PollFd::new(fd, flags);
+        let wants_input =
+            self.stdin_open && self.pending.is_empty() && self.command_stdin.is_some();
         let mut all = vec![
-            on(over, PollFlags::POLLIN),
-            on(signals.as_fd(), PollFlags::POLLIN),
+            poll_fd(command_end, PollFlags::POLLIN),
+            poll_fd(signals.as_fd(), PollFlags::POLLIN),
         ];
-        // Only if input is wanted: a closed descriptor is always ready.
+        // Stdin is polled only if input is wanted: a closed descriptor is always ready.
         if wants_input {
-            all.push(on(stdin.as_fd(), PollFlags::POLLIN));
+            all.push(poll_fd(stdin.as_fd(), PollFlags::POLLIN));
         }
         let outputs = self.outputs.iter();
-        all.extend(outputs.map(|(end, _)| on(end.as_fd(), PollFlags::POLLIN)));
-        if let (Some(feed), false) = (&self.feed, self.pending.is_empty()) {
-            all.push(on(feed.as_fd(), PollFlags::POLLOUT));
+        all.extend(outputs.map(|(end, _)| poll_fd(end.as_fd(), PollFlags::POLLIN)));
+        if let (Some(command_stdin), false) = (&self.command_stdin, self.pending.is_empty()) {
+            all.push(poll_fd(command_stdin.as_fd(), PollFlags::POLLOUT));
         }
         if let Some(probe) = &self.probe {
-            all.push(on(probe.response.as_fd(), PollFlags::POLLIN));
+            all.push(poll_fd(probe.response.as_fd(), PollFlags::POLLIN));
         }
         let limit = self.probe.as_ref().map(|probe| {
             // Rounded up, so that the last part of a millisecond is not a busy loop.
@@ -230,7 +232,7 @@ impl Relay {
         }
         let is_ready = |index: usize| all.get(index).and_then(PollFd::any).unwrap_or(false);
         Ok(ReadyEvents {
-            over: is_ready(0),
+            command_ended: is_ready(0),
             signal: is_ready(1),
             input: wants_input && is_ready(2),
         })
@@ -246,7 +248,7 @@ impl Relay {
             let number = i32::try_from(signal.ssi_signo).unwrap_or_default();
             if number == Signal::SIGWINCH as i32 {
                 if let (true, Some(size)) = (self.on_terminal, terminal::size(stdin))
-                    && let Some(master) = &self.feed
+                    && let Some(master) = &self.command_stdin
                 {
                     terminal::set_size(master, size)?;
                 }
@@ -315,11 +317,12 @@ impl Relay {
         Ok(())
     }
 
-    fn feed(&mut self) {
-        if let Some(feed) = &self.feed
+    /// Writes pending input to the command, and closes its stdin after the end of the input.
+    fn write_pending(&mut self) {
+        if let Some(command_stdin) = &self.command_stdin
             && !self.pending.is_empty()
         {
-            match nix::unistd::write(feed, &self.pending) {
+            match nix::unistd::write(command_stdin, &self.pending) {
                 Ok(written) => drop(self.pending.drain(..written)),
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 // The command has closed its stdin.
@@ -331,7 +334,7 @@ impl Relay {
         }
         // On a terminal, end of input is a key; on a pipe, it is the close.
         if !self.stdin_open && self.pending.is_empty() && !self.on_terminal {
-            self.feed = None;
+            self.command_stdin = None;
         }
     }
 
@@ -364,7 +367,7 @@ impl Relay {
 
 /// The events that are ready.
 struct ReadyEvents {
-    over: bool,
+    command_ended: bool,
     signal: bool,
     input: bool,
 }

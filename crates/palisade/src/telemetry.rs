@@ -210,7 +210,7 @@ mod tests {
         let mut found: Vec<String> = entries
             .map(|entry| name(manifest(entry.unwrap())))
             .collect();
-        // Only tests are built with it.
+        // Only tests use this crate.
         found.retain(|name| name != "testkit");
         found.sort();
         assert_eq!(found, OWN_CRATES);

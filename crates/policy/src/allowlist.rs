@@ -4,11 +4,11 @@
 //! does not depend on the number of rules: exact names are in one hash table, suffixes of
 //! wildcards in another, which is probed only at label boundaries where some rule has its suffix.
 //!
-//! **Precedence.** Allow rules are those of the most specific pattern: an exact name wins over a
-//! wildcard and a longer wildcard over a shorter one, and all rules with the winning pattern are
-//! tried in the order of the file. Deny rules are those of every pattern that matches the host: a
-//! rule for `a.x.com` must not lift what the operator denied on `*.x.com`. A rule that denies
-//! everything denies the name: DNS does not resolve it, also not as an alias.
+//! **Precedence.** Allow rules are those of the most specific pattern: an exact name takes
+//! precedence over a wildcard, and a longer wildcard over a shorter one. All rules with the most
+//! specific pattern are tried in the order of the file. Deny rules are those of every pattern that
+//! matches the host: a rule for `a.x.com` must not lift what the operator denied on `*.x.com`. A
+//! rule that denies everything denies the name: DNS does not resolve it, also not as an alias.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ use crate::verdict::{Denial, RuleName};
 pub const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
 /// The rule name in refusals that no single rule decided.
-const TABLE: &str = "allowlist";
+const ALLOWLIST_RULE: &str = "allowlist";
 
 /// One entry of the allowlist.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +51,7 @@ impl HostRule {
     /// A rule that allows everything on the default ports of `pattern`.
     pub fn new(pattern: HostPattern) -> Self {
         Self {
-            name: format!("{TABLE}:{pattern}").into(),
+            name: format!("{ALLOWLIST_RULE}:{pattern}").into(),
             pattern,
             ports: Vec::new(),
             endpoints: EndpointRules::default(),
@@ -109,8 +109,8 @@ pub struct Target {
     pub program: Option<String>,
 }
 
-/// Proof that a target is allowed. It owns the target, so that the target that was checked is the
-/// one that is sent. Created by [`Allowlist::judge`] or by an operator's approval.
+/// Proof that a target is allowed. A permit owns the target, so that the checked target is the one
+/// that the request is sent to. Created by [`Allowlist::judge`] or by an operator's approval.
 ///
 /// ```compile_fail,E0451
 /// fn forge(target: policy::allowlist::Target) -> policy::allowlist::Permit {
@@ -163,13 +163,16 @@ impl Permit {
 pub struct Allowlist {
     /// Groups of rules with the same pattern, in file order.
     groups: Vec<Vec<HostRule>>,
+    /// The group of each exact name.
     exact: HashMap<HostName, usize, FixedState>,
-    below: HashMap<HostName, usize, FixedState>,
+    /// The group of each wildcard, by its suffix.
+    wildcards: HashMap<HostName, usize, FixedState>,
+    /// The group of each address.
     ips: HashMap<IpAddr, usize, FixedState>,
     /// Bit `n` is set if some wildcard has a suffix of `n` labels (at most 127), so that a hostile
     /// name with many labels does not cost 126 probes.
     depths: u128,
-    /// Whether some rule denies everything; otherwise the search for one is skipped.
+    /// Whether some rule denies everything; otherwise the search for such a rule is skipped.
     denies_names: bool,
 }
 
@@ -182,9 +185,9 @@ impl Allowlist {
             let next = list.groups.len();
             let group = match &rule.pattern {
                 HostPattern::Exact(name) => *list.exact.entry(name.clone()).or_insert(next),
-                HostPattern::Below(suffix) => {
+                HostPattern::Wildcard(suffix) => {
                     list.depths |= 1_u128 << (count_labels(suffix.as_str()) & 127);
-                    *list.below.entry(suffix.clone()).or_insert(next)
+                    *list.wildcards.entry(suffix.clone()).or_insert(next)
                 }
                 HostPattern::Ip(ip) => *list.ips.entry(*ip).or_insert(next),
             };
@@ -206,22 +209,22 @@ impl Allowlist {
         let group = match host {
             Host::Name(name) => match self.exact.get(name) {
                 Some(group) => *group,
-                None => self.lookup_below(name.as_str())?,
+                None => self.lookup_wildcard(name.as_str())?,
             },
             Host::Ip(ip) => *self.ips.get(ip)?,
         };
         self.groups.get(group).map(Vec::as_slice)
     }
 
-    fn lookup_below(&self, name: &str) -> Option<usize> {
+    fn lookup_wildcard(&self, name: &str) -> Option<usize> {
         let mut longest = None;
-        self.visit_below(name, |group| longest = Some(group));
+        self.visit_wildcards(name, |group| longest = Some(group));
         longest
     }
 
-    /// Visits the groups of all wildcards that match `name`, the longest suffix last. It starts
-    /// at the end of the name and stops at the longest suffix of any rule.
-    fn visit_below(&self, name: &str, mut visit: impl FnMut(usize)) {
+    /// Visits the groups of all wildcards that match `name`, the longest suffix last. The search
+    /// starts at the end of the name and stops at the longest suffix of any rule.
+    fn visit_wildcards(&self, name: &str, mut visit: impl FnMut(usize)) {
         let mut labels = 0_u32;
         for (at, byte) in name.bytes().enumerate().rev() {
             if byte != b'.' {
@@ -231,7 +234,7 @@ impl Allowlist {
             let deeper = self.depths.checked_shr(labels).unwrap_or(0);
             if deeper & 1 == 1
                 && let Some(suffix) = name.get(at + 1..)
-                && let Some(group) = self.below.get(suffix)
+                && let Some(group) = self.wildcards.get(suffix)
             {
                 visit(*group);
             }
@@ -260,7 +263,7 @@ impl Allowlist {
         };
         let mut found = deny_of(specific);
         if let Host::Name(name) = &target.host {
-            self.visit_below(name.as_str(), |group| {
+            self.visit_wildcards(name.as_str(), |group| {
                 let rules = self.groups.get(group).map(Vec::as_slice);
                 found = found.or_else(|| deny_of(rules.unwrap_or_default()));
             });
@@ -278,7 +281,7 @@ impl Allowlist {
             .filter(on_port)
             .any(|rule| rule.endpoints.restricts());
         if let Host::Name(name) = host {
-            self.visit_below(name.as_str(), |group| {
+            self.visit_wildcards(name.as_str(), |group| {
                 let mut rules = self.groups.get(group).into_iter().flatten().filter(on_port);
                 restricts |= rules.any(|rule| !rule.endpoints.deny.is_empty());
             });
@@ -311,7 +314,7 @@ impl Allowlist {
         let denies = |rule: &&HostRule| rule.ports().contains(&port) && rule.denies_everything();
         let mut found = self.lookup(host)?.iter().find(denies);
         if let Host::Name(name) = host {
-            self.visit_below(name.as_str(), |group| {
+            self.visit_wildcards(name.as_str(), |group| {
                 let rules = self.groups.get(group).into_iter().flatten();
                 found = found.or_else(|| rules.into_iter().find(denies));
             });
@@ -327,14 +330,16 @@ impl Allowlist {
         }
     }
 
-    /// Decides about the target of a DNS alias (CNAME) of an allowed host. The owner of the host
-    /// chooses it, so it need not be on the list; but a name that the operator denied is refused.
+    /// Decides about the target of a DNS alias (CNAME) of an allowed host. The host's owner chooses
+    /// the alias, so the alias need not be on the list; but a name that the operator denied is
+    /// refused.
     pub fn judge_alias(&self, alias: &Host) -> Result<(), Denial> {
         self.denied_name(alias)
             .map_or(Ok(()), |rule| Err(refuse_name(alias, rule)))
     }
 
-    /// Decides about a connection that passes unread: by host, port and program alone.
+    /// Decides about a connection whose content the gate does not read: by host, port and program
+    /// alone.
     pub fn judge_unread(
         &self,
         host: &Host,
@@ -403,20 +408,24 @@ impl Allowlist {
 
     fn refuse_host(&self, host: &Host) -> Denial {
         match host {
-            Host::Ip(ip) => Denial::new(Reason::IpLiteral, TABLE).with_message(format!(
+            Host::Ip(ip) => Denial::new(Reason::IpLiteral, ALLOWLIST_RULE).with_message(format!(
                 "The address {ip} is not on the allowlist. Use the host's name, or ask the \
                  operator to add the address to egress.domains."
             )),
-            Host::Name(name) if self.below.contains_key(name) => {
-                Denial::new(Reason::HostDenied, format!("{TABLE}:*.{name}")).with_message(format!(
-                    "The rule '*.{name}' matches names below {name} but not {name} itself. Ask the \
+            Host::Name(name) if self.wildcards.contains_key(name) => Denial::new(
+                Reason::HostDenied,
+                format!("{ALLOWLIST_RULE}:*.{name}"),
+            )
+            .with_message(format!(
+                "The rule '*.{name}' matches names below {name} but not {name} itself. Ask the \
                      operator to add {name} to egress.domains."
+            )),
+            Host::Name(name) => {
+                Denial::new(Reason::HostDenied, ALLOWLIST_RULE).with_message(format!(
+                    "The host {name} is not on the allowlist. Ask the operator to add it to \
+                 egress.domains."
                 ))
             }
-            Host::Name(name) => Denial::new(Reason::HostDenied, TABLE).with_message(format!(
-                "The host {name} is not on the allowlist. Ask the operator to add it to \
-                 egress.domains."
-            )),
         }
     }
 }
@@ -425,10 +434,10 @@ fn count_labels(name: &str) -> usize {
     1 + name.bytes().filter(|b| *b == b'.').count()
 }
 
-fn name_of(rules: &[HostRule]) -> RuleName {
+fn first_rule_name(rules: &[HostRule]) -> RuleName {
     rules
         .first()
-        .map_or_else(|| TABLE.into(), |rule| rule.name.clone())
+        .map_or_else(|| ALLOWLIST_RULE.into(), |rule| rule.name.clone())
 }
 
 fn refuse_name(host: &Host, rule: &HostRule) -> Denial {
@@ -442,7 +451,7 @@ fn refuse_port(host: &Host, port: u16, rules: &[HostRule]) -> Denial {
     ports.sort_unstable();
     ports.dedup();
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
-    Denial::new(Reason::PortDenied, name_of(rules)).with_message(format!(
+    Denial::new(Reason::PortDenied, first_rule_name(rules)).with_message(format!(
         "Port {port} of {host} is not allowed, only {}. Ask the operator to add the port to the \
          host's rule.",
         ports.join(", ")
@@ -450,8 +459,9 @@ fn refuse_port(host: &Host, port: u16, rules: &[HostRule]) -> Denial {
 }
 
 fn refuse_program(rules: &[HostRule], host: &Host, program: Option<&str>) -> Denial {
-    let denial =
-        |sentence| Denial::new(Reason::ProgramDenied, name_of(rules)).with_message(sentence);
+    let denial = |sentence| {
+        Denial::new(Reason::ProgramDenied, first_rule_name(rules)).with_message(sentence)
+    };
     match program {
         Some(program) => denial(format!(
             "This program may not connect to {host}. Use a program that the rule allows."

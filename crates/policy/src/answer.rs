@@ -9,7 +9,8 @@ pub enum ApprovalAnswer {
     /// The subject of the question is allowed.
     Allow {
         /// When the approval ends, for the request that raised the question and for later ones of
-        /// the sandbox with the same question. None: it covers that request alone, to its end.
+        /// the sandbox with the same question. None: the approval covers only the request that
+        /// raised the question, to its end.
         until: Option<Tick>,
     },
     /// The subject is refused.
@@ -19,8 +20,8 @@ pub enum ApprovalAnswer {
 }
 
 impl ApprovalAnswer {
-    /// Whether the answer still holds at `now`; an approval with an end time expires then.
-    pub fn holds_at(&self, now: Tick) -> bool {
+    /// Whether the answer is still valid at `now`; an approval with an end time expires then.
+    pub fn is_valid_at(&self, now: Tick) -> bool {
         match self {
             ApprovalAnswer::Allow { until: Some(until) } => now < *until,
             ApprovalAnswer::Allow { until: None }
@@ -71,8 +72,8 @@ impl ApprovalAnswers {
 pub struct Approval(RuleName);
 
 impl Approval {
-    /// The approval, if `answer` to `question` is one.
-    pub fn of(question: &Question, answer: &ApprovalAnswer) -> Option<Self> {
+    /// The approval, if `answer` allows the subject of `question`.
+    pub fn from_answer(question: &Question, answer: &ApprovalAnswer) -> Option<Self> {
         match (answer, question.rules.first()) {
             (ApprovalAnswer::Allow { .. }, Some(rule)) => Some(Self(rule.clone())),
             (ApprovalAnswer::Allow { .. } | ApprovalAnswer::Deny | ApprovalAnswer::TimedOut, _) => {
@@ -111,9 +112,9 @@ mod tests {
         answers.add([2; 32], ApprovalAnswer::Deny);
         assert_eq!(answers.find(&question(1)), Some(&allow));
         assert_eq!(answers.find(&question(3)), None);
-        assert!(Approval::of(&question(1), &allow).is_some());
+        assert!(Approval::from_answer(&question(1), &allow).is_some());
         for refused in [ApprovalAnswer::Deny, ApprovalAnswer::TimedOut] {
-            assert_eq!(Approval::of(&question(2), &refused), None);
+            assert_eq!(Approval::from_answer(&question(2), &refused), None);
         }
     }
 
@@ -130,14 +131,14 @@ mod tests {
     fn answer_with_end_time_holds_until_then() {
         let [before, then] = [6, 7].map(Tick::from_nanos);
         let answer = ApprovalAnswer::Allow { until: Some(then) };
-        assert!(answer.holds_at(before));
-        assert!(!answer.holds_at(then));
+        assert!(answer.is_valid_at(before));
+        assert!(!answer.is_valid_at(then));
         for lasting in [
             ApprovalAnswer::Allow { until: None },
             ApprovalAnswer::Deny,
             ApprovalAnswer::TimedOut,
         ] {
-            assert!(lasting.holds_at(Tick::from_nanos(u64::MAX)));
+            assert!(lasting.is_valid_at(Tick::from_nanos(u64::MAX)));
         }
     }
 }

@@ -9,13 +9,13 @@ use crate::id::{RequestId, SandboxId};
 use crate::reason::Reason;
 use crate::verdict::{RuleName, VerdictKind};
 
-/// One audit event. It contains no secret, no body and no query string.
+/// One audit event. Events contain no secret, no body and no query string.
 ///
 /// The fields are in alphabetical order because they are serialised in that order and the
 /// audit chain hashes the bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AuditEvent {
-    /// The agent's name as it reports it, where that differs from its sandbox.
+    /// The name that the agent reports, if it differs from the name of its sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     /// The policy bundle that decided.
@@ -28,7 +28,7 @@ pub struct AuditEvent {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_out: u64,
     /// The number of identical events that this record represents.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[serde(default = "default_count", skip_serializing_if = "is_one")]
     pub count: u32,
     /// The name of the credential that was added, never its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,7 +133,7 @@ impl AuditEvent {
 /// a map for so few entries.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, f64>")]
-pub struct Times(#[serde(serialize_with = "as_map")] Vec<(Cow<'static, str>, f64)>);
+pub struct Times(#[serde(serialize_with = "serialize_as_map")] Vec<(Cow<'static, str>, f64)>);
 
 impl Times {
     /// Sets the duration of a stage.
@@ -192,7 +192,7 @@ impl From<BTreeMap<String, f64>> for Times {
     }
 }
 
-fn as_map<S: serde::Serializer>(
+fn serialize_as_map<S: serde::Serializer>(
     times: &[(Cow<'static, str>, f64)],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
@@ -255,13 +255,13 @@ impl Kind {
     }
 }
 
-fn one() -> u32 {
+fn default_count() -> u32 {
     1
 }
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
-    reason = "the signature serde asks for"
+    reason = "serde requires this signature"
 )]
 fn is_one(count: &u32) -> bool {
     *count == 1
@@ -269,7 +269,7 @@ fn is_one(count: &u32) -> bool {
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
-    reason = "the signature serde asks for"
+    reason = "serde requires this signature"
 )]
 fn is_zero(count: &u64) -> bool {
     *count == 0

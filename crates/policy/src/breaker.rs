@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Every transition starts a new generation. A ticket contains the generation in which it was
-//! issued, and outcomes of earlier generations are ignored: a request that was slow to fail says
-//! nothing about the upstream's present state.
+//! issued, and outcomes of earlier generations are ignored: the failure of a slow request of an
+//! earlier generation does not describe the upstream's present state.
 //!
 //! Only **consecutive** failures count. A breaker that counts all failures (as the seed does)
 //! eventually opens for any host with one error in a thousand.
@@ -54,6 +54,7 @@ impl Default for BreakerConfig {
 }
 
 impl BreakerConfig {
+    /// How long a probe may be in flight before another probe is admitted.
     fn lease(&self) -> Duration {
         self.recovery.max(Duration::from_secs(1))
     }
@@ -85,8 +86,8 @@ pub enum UpstreamOutcome {
     Success,
     /// The upstream could not be reached, was too slow, or responded with 500 or above.
     Failure,
-    /// The outcome says nothing about the upstream: the client disconnected, or the gate refused
-    /// the request later.
+    /// Not counted, because the upstream did not cause the outcome: the client disconnected, or the
+    /// gate refused the request after its admission.
     Abandoned,
 }
 
@@ -98,7 +99,7 @@ pub struct BreakerOpen {
 }
 
 impl BreakerOpen {
-    /// The same in whole seconds, for `Retry-After`.
+    /// The remaining time in whole seconds, for `Retry-After`.
     pub const fn seconds(self) -> u64 {
         round_up_to_seconds(self.remaining)
     }
@@ -132,7 +133,7 @@ impl BreakerState {
 /// once. A clone accepts the tickets of the original.
 #[derive(Clone, Debug)]
 pub struct Breaker {
-    /// Distinguishes its tickets from those of other breakers.
+    /// Distinguishes this breaker's tickets from those of other breakers.
     id: u64,
     generation: u64,
     phase: Phase,
@@ -167,7 +168,7 @@ struct Lease {
 }
 
 impl Breaker {
-    /// A closed breaker. The caller gives each breaker a different `id`.
+    /// A closed breaker. Each breaker must have a different `id`.
     pub fn new(id: u64) -> Self {
         Self {
             id,

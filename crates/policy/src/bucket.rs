@@ -98,7 +98,7 @@ impl RateLimitWait {
         self.0
     }
 
-    /// The same in whole seconds, for `Retry-After`.
+    /// The time until the next token in whole seconds, for `Retry-After`.
     pub const fn seconds(self) -> u64 {
         round_up_to_seconds(self.0)
     }
@@ -113,9 +113,9 @@ pub struct TokenBucket {
 }
 
 /// How far `full_at` may exceed the latest time that the rate allows, in nanoseconds. Threads read
-/// the clock before they lock the bucket, so `now` often goes back a little; resetting the state
-/// then would give away tokens. A larger excess is due to a reload with a faster rate or to a
-/// clock jump, and is reset, because callers would otherwise be locked out.
+/// the clock before they lock the bucket, so `now` can be slightly earlier than in the previous
+/// call; resetting the state then would grant extra tokens. A larger excess is due to a reload with
+/// a faster rate or to a clock jump, and is reset, because callers would otherwise be locked out.
 const MAX_CLOCK_SKEW: u64 = 1_000_000_000;
 
 impl TokenBucket {
@@ -130,7 +130,7 @@ impl TokenBucket {
         let now = now.as_nanos();
         let span = rate.span();
         // Stored even if there is no token; otherwise each attempt would restart the wait.
-        self.full_at = self.corrected(span, now);
+        self.full_at = self.corrected_full_at(span, now);
         // Near u64::MAX no token is handed out, so that the state does not overflow.
         let next = self
             .full_at
@@ -150,18 +150,19 @@ impl TokenBucket {
     pub fn tokens(&self, rate: &Rate, now: Tick) -> u32 {
         let span = rate.span();
         let missing = self
-            .corrected(span, now.as_nanos())
+            .corrected_full_at(span, now.as_nanos())
             .saturating_sub(now.as_nanos());
         u32::try_from(span.saturating_sub(missing) / rate.interval).unwrap_or(u32::MAX)
     }
 
     /// Whether the bucket is full, so that it can be dropped: a new one has the same state.
     pub fn is_full(&self, rate: &Rate, now: Tick) -> bool {
-        self.corrected(rate.span(), now.as_nanos()) <= now.as_nanos()
+        self.corrected_full_at(rate.span(), now.as_nanos()) <= now.as_nanos()
     }
 
-    /// The state, or that of a bucket emptied just now if this rate cannot have produced it.
-    fn corrected(&self, span: u64, now: u64) -> u64 {
+    /// `full_at`, or its value for a bucket that is empty now, if `full_at` is further in the
+    /// future than this rate can explain.
+    fn corrected_full_at(&self, span: u64, now: u64) -> u64 {
         let latest = now.saturating_add(span);
         if self.full_at > latest.saturating_add(MAX_CLOCK_SKEW) {
             latest

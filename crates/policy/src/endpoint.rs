@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use crate::glob::{self, Segment, Token};
 use crate::path::{
-    BadPath, CleanPath, Reading, has_mixed_parameters, has_slash_in_parameters, is_empty_or_dot,
-    is_encoded_again, next_unit,
+    BadPath, CleanPath, Reading, decode_byte, has_mixed_parameters, has_slash_in_parameters,
+    is_double_encoded, is_empty_or_dot,
 };
 use crate::reason::Reason;
 
@@ -54,7 +54,7 @@ pub enum BadPattern {
     #[error("a path pattern must not contain '.' or '..' segments: paths are resolved first")]
     DotSegment,
     /// `/a?b`.
-    #[error("a path pattern does not see the query: '?' must be written '%3F'")]
+    #[error("a path pattern is not compared with the query: write '?' in a path as '%3F'")]
     Query,
     /// The pattern could match no valid path.
     #[error(transparent)]
@@ -106,7 +106,8 @@ impl PathPattern {
 
     /// Whether `path` matches in every reading, for allow rules.
     pub fn covers(&self, path: &CleanPath) -> bool {
-        let slash_fits = self.has_trailing_slash == path.has_trailing_slash() || self.is_open();
+        let slash_fits =
+            self.has_trailing_slash == path.has_trailing_slash() || self.ends_in_double_star();
         slash_fits
             && if self.has_one_reading && path.has_one_reading() {
                 matches(self.form(Reading::LITERAL), path, Reading::LITERAL)
@@ -125,7 +126,7 @@ impl PathPattern {
         Reading::ALL.into_iter().any(|reading| {
             // Parameters of the pattern are kept: `/a;v=1` must not deny all of `/a`.
             let form = self.form(Reading {
-                bare: false,
+                drops_parameters: false,
                 ..reading
             });
             matches(form, path, reading)
@@ -133,13 +134,13 @@ impl PathPattern {
     }
 
     /// Whether the pattern ends in `**`, which also matches a trailing slash.
-    fn is_open(&self) -> bool {
-        !self.has_trailing_slash && self.form(Reading::LITERAL).last() == Some(&Segment::Many)
+    fn ends_in_double_star(&self) -> bool {
+        !self.has_trailing_slash && self.form(Reading::LITERAL).last() == Some(&Segment::DoubleStar)
     }
 
     fn form(&self, reading: Reading) -> &[Segment] {
         let [literal, split, bare, split_bare] = &self.forms;
-        match (reading.split, reading.bare) {
+        match (reading.splits_encoded_slashes, reading.drops_parameters) {
             (false, false) => literal,
             (true, false) => split,
             (false, true) => bare,
@@ -184,6 +185,7 @@ pub enum BadMethod {
     Case(String),
 }
 
+/// The standard methods.
 const METHODS: [&str; 9] = [
     "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE",
 ];
@@ -273,7 +275,7 @@ pub struct EndpointRule {
 impl EndpointRule {
     /// Whether the rule matches every method on every path.
     pub fn is_everything(&self) -> bool {
-        let every = |pattern: &PathPattern| pattern.form(Reading::LITERAL) == [Segment::Many];
+        let every = |pattern: &PathPattern| pattern.form(Reading::LITERAL) == [Segment::DoubleStar];
         self.methods.is_any() && (self.paths.is_empty() || self.paths.iter().any(every))
     }
 
@@ -312,7 +314,7 @@ pub struct EndpointRules {
 /// Why endpoint rules refuse a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointRefusal<'a> {
-    /// This deny rule matched.
+    /// The deny rule that matched.
     Denied(&'a EndpointRule),
     /// Allow rules match the path, but none with this method.
     Method,
@@ -339,7 +341,7 @@ impl EndpointRules {
         !opens_all || !self.deny.is_empty()
     }
 
-    /// Decides: the first matching deny rule wins, then an allow rule must match.
+    /// Decides: a matching deny rule refuses; otherwise an allow rule must match.
     pub fn judge(&self, method: &Method, path: &CleanPath) -> Result<(), EndpointRefusal<'_>> {
         match self.find_deny(method, path) {
             Some(rule) => Err(EndpointRefusal::Denied(rule)),
@@ -388,18 +390,18 @@ fn parse_segment(raw: &str) -> Result<ParsedSegment, BadPattern> {
     }
     let (mut tokens, mut text) = (Vec::new(), Vec::new());
     let mut rest = raw.as_bytes();
-    while let Some((unit, after)) = next_unit(rest)? {
+    while let Some((unit, after)) = decode_byte(rest)? {
         rest = after;
         text.push(unit.byte);
         tokens.push(if unit.byte == b'*' && !unit.encoded {
-            Token::Run
+            Token::Star
         } else {
             Token::Byte(unit.byte)
         });
     }
     match text.as_slice() {
         b"." | b".." => return Err(BadPattern::DotSegment),
-        text if is_encoded_again(text) => return Err(BadPath::DoubleEncoded.into()),
+        text if is_double_encoded(text) => return Err(BadPath::DoubleEncoded.into()),
         text if text.contains(&b'/')
             && (text.split(|b| *b == b'/').any(is_empty_or_dot)
                 || has_slash_in_parameters(text)) =>
@@ -420,13 +422,15 @@ fn compile(segments: &[ParsedSegment], reading: Reading) -> Arc<[Segment]> {
     let mut compiled = Vec::new();
     for raw in segments {
         let Some(tokens) = raw else {
-            compiled.push(Segment::Many);
+            compiled.push(Segment::DoubleStar);
             continue;
         };
-        for part in tokens.split(|token| reading.split && *token == Token::Byte(b'/')) {
+        for part in
+            tokens.split(|token| reading.splits_encoded_slashes && *token == Token::Byte(b'/'))
+        {
             let end = part
                 .iter()
-                .position(|token| reading.bare && *token == Token::Byte(b';'));
+                .position(|token| reading.drops_parameters && *token == Token::Byte(b';'));
             compiled.push(Segment::new(match end {
                 Some(end) => part.get(..end).unwrap_or(part),
                 None => part,

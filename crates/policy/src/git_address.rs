@@ -29,15 +29,17 @@ pub fn recognise(target: &Target) -> Option<RepositoryAddress> {
     let (method, query) = (target.method.as_str(), path.query());
     let segments: Vec<&str> = path.segments().collect();
     let (repository, operation) = match segments.as_slice() {
-        [repository @ .., info, refs] if is(info, "info") && is(refs, "refs") => {
+        [repository @ .., info, refs]
+            if eq_ignore_case(info, "info") && eq_ignore_case(refs, "refs") =>
+        {
             let service = query.and_then(parse_service)?;
             (repository, advertise_operation(method, &service)?)
         }
-        [repository @ .., pack] if is(pack, "git-upload-pack") => (
+        [repository @ .., pack] if eq_ignore_case(pack, "git-upload-pack") => (
             repository,
             check_post(method, query, RepositoryOperation::Fetch)?,
         ),
-        [repository @ .., pack] if is(pack, "git-receive-pack") => (
+        [repository @ .., pack] if eq_ignore_case(pack, "git-receive-pack") => (
             repository,
             check_post(method, query, RepositoryOperation::Push)?,
         ),
@@ -72,15 +74,15 @@ pub fn is_push(target: &Target) -> bool {
     let text = text.strip_suffix('/').unwrap_or(text);
     let last = text.rsplit('/').next().unwrap_or_default();
     let last = last.split(';').next().unwrap_or_default();
-    is(last, "git-receive-pack")
-        || (is(last, "refs")
+    eq_ignore_case(last, "git-receive-pack")
+        || (eq_ignore_case(last, "refs")
             && target
                 .path
                 .query()
                 .is_some_and(|query| query.contains("receive") || query.contains('%')))
 }
 
-fn is(segment: &str, word: &str) -> bool {
+fn eq_ignore_case(segment: &str, word: &str) -> bool {
     segment.eq_ignore_ascii_case(word)
 }
 
@@ -139,8 +141,8 @@ fn lfs_repository<'a, 'b>(segments: &'a [&'b str]) -> Option<&'a [&'b str]> {
         let [first, second, _] = three else {
             return false;
         };
-        (is(first, "info") && is(second, "lfs"))
-            || (is(first, "gitlab-lfs") && is(second, "objects"))
+        (eq_ignore_case(first, "info") && eq_ignore_case(second, "lfs"))
+            || (eq_ignore_case(first, "gitlab-lfs") && eq_ignore_case(second, "objects"))
     })?;
     segments.get(..at + 1)
 }

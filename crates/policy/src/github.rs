@@ -39,16 +39,20 @@ use self::body::Body;
 use self::route::{ApiPath, Readings};
 use self::table::{Endpoint, Rule, rules};
 
-const API: &str = "api.github.com";
-const UPLOADS: &str = "uploads.github.com";
-const READ_PUBLIC: &str = "github:read-public";
+/// The host of GitHub's API.
+const API_HOST: &str = "api.github.com";
+/// The host for uploads of release assets.
+const UPLOADS_HOST: &str = "uploads.github.com";
+/// The rule for anonymous reads of public repositories.
+const READ_PUBLIC_RULE: &str = "github:read-public";
 
 /// The GitHub rules, with those that the operator enabled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GithubRules {
     /// For each of [`rules`], its full name and whether it is enabled.
     states: Vec<(RuleName, bool)>,
-    public: Option<RuleName>,
+    /// The rule for anonymous reads of public repositories, if it is enabled.
+    public_read_rule: Option<RuleName>,
 }
 
 /// An unknown rule name in `egress.github.allow`.
@@ -59,14 +63,14 @@ pub struct UnknownRule {
     /// The name.
     pub name: String,
     /// The known rule with the most similar name.
-    pub near: Option<&'static str>,
+    pub suggestion: Option<&'static str>,
 }
 
 impl std::fmt::Display for UnknownRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "unknown GitHub rule {:?}", self.name)?;
-        match self.near {
-            Some(near) => write!(f, "; did you mean '{near}'?"),
+        match self.suggestion {
+            Some(suggestion) => write!(f, "; did you mean '{suggestion}'?"),
             None => f.write_str("; see docs/config.md for the list of rules"),
         }
     }
@@ -98,7 +102,7 @@ pub struct GithubRequest<'a> {
 /// The rules that are enabled by default.
 impl Default for GithubRules {
     fn default() -> Self {
-        Self::with(&[], false)
+        Self::with_enabled(&[], false)
     }
 }
 
@@ -111,33 +115,33 @@ impl GithubRules {
                 return Err(UnknownRule {
                     index,
                     name: name.clone(),
-                    near: nearest(name),
+                    suggestion: nearest(name),
                 });
             }
         }
-        Ok(Self::with(enabled, read_public))
+        Ok(Self::with_enabled(enabled, read_public))
     }
 
-    fn with(enabled: &[String], read_public: bool) -> Self {
+    fn with_enabled(enabled: &[String], read_public: bool) -> Self {
         let state = |rule: &Rule| {
-            let is_on = rule.is_default || enabled.iter().any(|name| name == rule.name);
-            (format!("github:{}", rule.name).into(), is_on)
+            let is_enabled = rule.is_default || enabled.iter().any(|name| name == rule.name);
+            (format!("github:{}", rule.name).into(), is_enabled)
         };
         Self {
             states: rules().map(state).collect(),
-            public: read_public.then(|| READ_PUBLIC.into()),
+            public_read_rule: read_public.then(|| READ_PUBLIC_RULE.into()),
         }
     }
 
     /// Whether these rules apply to requests to `host`.
-    pub fn speaks_for(host: &Host) -> bool {
+    pub fn applies_to_host(host: &Host) -> bool {
         let name = host.as_name().map(|name| name.as_str());
-        matches!(name, Some(API | UPLOADS))
+        matches!(name, Some(API_HOST | UPLOADS_HOST))
     }
 
     /// The name and description of every rule for `egress.github.allow`.
     pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
-        rules().map(|rule| (rule.name, rule.opens))
+        rules().map(|rule| (rule.name, rule.description))
     }
 
     /// Whether the rule `name` is enabled by default.
@@ -147,13 +151,13 @@ impl GithubRules {
 
     /// Whether a request that `rule` allowed must be sent without a credential.
     pub fn is_anonymous(rule: &RuleName) -> bool {
-        rule.as_str() == READ_PUBLIC
+        rule.as_str() == READ_PUBLIC_RULE
     }
 
     /// Whether `rule`, which allowed a request before, is still enabled.
     pub fn is_in_force(&self, rule: &RuleName) -> bool {
-        let mut on = self.states.iter().filter(|(_, is_on)| *is_on);
-        self.public.as_ref() == Some(rule) || on.any(|(name, _)| name == rule)
+        let mut on = self.states.iter().filter(|(_, is_enabled)| *is_enabled);
+        self.public_read_rule.as_ref() == Some(rule) || on.any(|(name, _)| name == rule)
     }
 
     /// Whether [`judge`](Self::judge) needs the body of such a request.
@@ -161,7 +165,7 @@ impl GithubRules {
         if is_graphql(path) {
             return method.as_str() == "POST";
         }
-        Readings::of(path, false).any(|api_path| {
+        Readings::new(path, false).any(|api_path| {
             let found = self.find_endpoint(method, &api_path);
             found.is_some_and(|(_, endpoint)| endpoint.body != Body::Unread)
         })
@@ -177,8 +181,8 @@ impl GithubRules {
             ));
         }
         let is_upload = match request.host.as_name().map(|name| name.as_str()) {
-            Some(API) => false,
-            Some(UPLOADS) => true,
+            Some(API_HOST) => false,
+            Some(UPLOADS_HOST) => true,
             _ => return Err(refuse("host", "This host is not a host of GitHub's API.")),
         };
         if is_graphql(request.path) && !is_upload {
@@ -194,7 +198,7 @@ impl GithubRules {
     ) -> Result<RuleName, Denial> {
         let GithubRequest { method, path, .. } = *request;
         let mut allowed: Option<(usize, &'static Endpoint, bool)> = None;
-        for api_path in Readings::of(path, is_upload) {
+        for api_path in Readings::new(path, is_upload) {
             let found = self.find_endpoint(method, &api_path);
             let Some((index, endpoint)) = found else {
                 return Err(self.refuse_endpoint(request, is_upload));
@@ -217,7 +221,7 @@ impl GithubRules {
             return Err(self.refuse_endpoint(request, is_upload));
         };
         if is_foreign {
-            return match &self.public {
+            return match &self.public_read_rule {
                 Some(public) if rule.is_read => Ok(public.clone()),
                 _ => Err(refuse_repository(request)),
             };
@@ -227,7 +231,7 @@ impl GithubRules {
         }
         endpoint
             .body
-            .check(rule.name, request, |name| self.is_on(name))?;
+            .check(rule.name, request, |name| self.is_enabled(name))?;
         match self.states.get(index) {
             Some((name, _)) => Ok(name.clone()),
             None => Err(self.refuse_endpoint(request, is_upload)),
@@ -239,7 +243,7 @@ impl GithubRules {
             let message = "GraphQL requests must be POST /graphql, without a query string.";
             return Err(refuse("graphql-read", message));
         }
-        let rule = graphql::judge(request, |name| self.is_on(name))?;
+        let rule = graphql::judge(request, |name| self.is_enabled(name))?;
         Ok(format!("github:{rule}").into())
     }
 
@@ -250,25 +254,25 @@ impl GithubRules {
         method: &Method,
         path: &ApiPath<'_>,
     ) -> Option<(usize, &'static Endpoint)> {
-        let states = self.states.iter().map(|(_, is_on)| *is_on);
+        let states = self.states.iter().map(|(_, is_enabled)| *is_enabled);
         let mut on = rules().zip(states).enumerate();
-        on.find_map(|(index, (rule, is_on))| {
-            let endpoint = is_on.then(|| rule.find(method, path)).flatten()?;
+        on.find_map(|(index, (rule, is_enabled))| {
+            let endpoint = is_enabled.then(|| rule.find(method, path)).flatten()?;
             Some((index, endpoint))
         })
     }
 
-    fn is_on(&self, name: &str) -> bool {
+    fn is_enabled(&self, name: &str) -> bool {
         let mut states = rules().zip(&self.states);
-        states.any(|(rule, (_, is_on))| rule.name == name && *is_on)
+        states.any(|(rule, (_, is_enabled))| rule.name == name && *is_enabled)
     }
 
     /// The refusal of a request, with the rule that would allow it, if there is one.
     fn refuse_endpoint(&self, request: &GithubRequest<'_>, is_upload: bool) -> Denial {
         let GithubRequest { method, path, .. } = *request;
         let mut foreign = false;
-        for api_path in Readings::of(path, is_upload) {
-            if api_path.is_by_number() {
+        for api_path in Readings::new(path, is_upload) {
+            if api_path.is_repository_by_number() {
                 return refuse(
                     "numeric-id",
                     "Repositories by number are not allowed. Use /repos/OWNER/NAME.",
@@ -278,7 +282,7 @@ impl GithubRules {
                 !request.repos.iter().any(|repo| is_named(repo, owner, name))
             });
             let disabled = rules()
-                .find(|rule| !self.is_on(rule.name) && rule.find(method, &api_path).is_some());
+                .find(|rule| !self.is_enabled(rule.name) && rule.find(method, &api_path).is_some());
             if let Some(rule) = disabled.filter(|_| !foreign) {
                 return refuse_disabled(rule, &format!("{method} {path}"));
             }
@@ -306,7 +310,7 @@ fn is_named(repo: &Repo, owner: &str, name: &str) -> bool {
 
 /// Whether the server might treat the path as GraphQL, in any reading and any case.
 fn is_graphql(path: &CleanPath) -> bool {
-    Readings::of(path, false).any(|api_path| api_path.is_graphql())
+    Readings::new(path, false).any(|api_path| api_path.is_graphql())
 }
 
 fn refuse(rule: &str, message: impl Into<String>) -> Denial {
@@ -333,7 +337,7 @@ fn refuse_disabled(rule: &Rule, what: &str) -> Denial {
     );
     refuse(
         name,
-        match rule.refuses {
+        match rule.refusal_sentence {
             Some(sentence) => format!("{sentence}. {leave}"),
             None => format!("{what} is not allowed. {leave}"),
         },
@@ -368,7 +372,7 @@ pub fn fuzz_check(bytes: &[u8]) {
     let default_rules = GithubRules::default();
     let (Ok(more_rules), Ok(host), Ok(name)) = (
         GithubRules::new(&enabled, false),
-        Host::parse(API),
+        Host::parse(API_HOST),
         RepoName::parse("acme/app"),
     ) else {
         return;

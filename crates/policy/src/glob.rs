@@ -4,9 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
     /// `**`: any number of segments, including none.
-    Many,
+    DoubleStar,
     /// `*`: one segment that is not empty.
-    One,
+    Star,
     /// Text without a star.
     Literal(Box<[u8]>),
     /// Text with stars.
@@ -16,23 +16,23 @@ pub(crate) enum Segment {
 /// One token of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
-    /// Any run of bytes, including none.
-    Run,
-    /// This byte.
+    /// `*` in a segment: any run of bytes, including none.
+    Star,
+    /// A literal byte.
     Byte(u8),
 }
 
 impl Segment {
     /// The segment that consists of `tokens`.
     pub(crate) fn new(tokens: &[Token]) -> Self {
-        if tokens == [Token::Run] {
-            return Segment::One;
+        if tokens == [Token::Star] {
+            return Segment::Star;
         }
         let literal: Option<Vec<u8>> = tokens
             .iter()
             .map(|token| match token {
                 Token::Byte(byte) => Some(*byte),
-                Token::Run => None,
+                Token::Star => None,
             })
             .collect();
         match literal {
@@ -43,10 +43,10 @@ impl Segment {
 
     fn matches(&self, segment: &[u8]) -> bool {
         match self {
-            Segment::Many => false,
-            Segment::One => !segment.is_empty(),
+            Segment::DoubleStar => false,
+            Segment::Star => !segment.is_empty(),
             Segment::Literal(text) => text.as_ref() == segment,
-            Segment::Glob(tokens) => matches_run(tokens, segment),
+            Segment::Glob(tokens) => matches_tokens(tokens, segment),
         }
     }
 }
@@ -65,8 +65,8 @@ pub(crate) fn matches<'a>(
     let mut last_many: Option<(usize, usize)> = None;
     while let Some((segment, next)) = segment_at(at) {
         match pattern.get(index) {
-            Some(Segment::Many) if index + 1 == pattern.len() => return true,
-            Some(Segment::Many) => {
+            Some(Segment::DoubleStar) if index + 1 == pattern.len() => return true,
+            Some(Segment::DoubleStar) => {
                 index += 1;
                 last_many = Some((index, at));
                 continue;
@@ -89,16 +89,16 @@ pub(crate) fn matches<'a>(
     }
     pattern
         .get(index..)
-        .is_some_and(|left| left.iter().all(|segment| *segment == Segment::Many))
+        .is_some_and(|left| left.iter().all(|segment| *segment == Segment::DoubleStar))
 }
 
-/// Matches tokens against the bytes of one text, with the same algorithm.
-pub(crate) fn matches_run(tokens: &[Token], text: &[u8]) -> bool {
+/// Matches tokens against the bytes of one text, with the algorithm of [`matches`].
+pub(crate) fn matches_tokens(tokens: &[Token], text: &[u8]) -> bool {
     let (mut at, mut index) = (0, 0);
     let mut last_run: Option<(usize, usize)> = None;
     while let Some(byte) = text.get(at) {
         match tokens.get(index) {
-            Some(Token::Run) => {
+            Some(Token::Star) => {
                 index += 1;
                 last_run = Some((index, at));
                 continue;
@@ -118,5 +118,5 @@ pub(crate) fn matches_run(tokens: &[Token], text: &[u8]) -> bool {
     }
     tokens
         .get(index..)
-        .is_some_and(|left| left.iter().all(|token| *token == Token::Run))
+        .is_some_and(|left| left.iter().all(|token| *token == Token::Star))
 }

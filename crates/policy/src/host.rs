@@ -19,9 +19,9 @@ pub const GATE_HOST: &str = "palisade.internal";
 pub enum Host {
     /// A DNS name.
     Name(HostName),
-    /// An address. An IPv4-mapped IPv6 address becomes the IPv4 address; other IPv6 addresses
-    /// that embed an IPv4 address (NAT64, 6to4) are not converted, because they are routed
-    /// differently. [`classify`] looks at the embedded address.
+    /// An address. An IPv4-mapped IPv6 address becomes the IPv4 address; other IPv6 addresses that
+    /// embed an IPv4 address (NAT64, 6to4) are not converted, because they are routed differently.
+    /// [`classify`] uses the embedded address.
     Ip(IpAddr),
 }
 
@@ -61,7 +61,7 @@ pub enum BadHost {
     #[error("a host name must not contain percent-encoding")]
     Percent,
     /// `fe80::1%eth0`.
-    #[error("an IPv6 address must not carry a zone id ('%')")]
+    #[error("an IPv6 address must not contain a zone id ('%')")]
     ZoneId,
     /// The host ends in a number but is not an IPv4 address.
     #[error("a host that ends in a number must be an IPv4 address, and this is not one")]
@@ -154,8 +154,9 @@ impl HostName {
         &self.0
     }
 
-    /// Whether the name is a subdomain of `suffix`, at any depth. A name is not below itself.
-    pub fn is_below(&self, suffix: &HostName) -> bool {
+    /// Whether the name is a subdomain of `suffix`, at any depth. A name is not a subdomain of
+    /// itself.
+    pub fn is_subdomain_of(&self, suffix: &HostName) -> bool {
         self.0
             .strip_suffix(suffix.as_str())
             .is_some_and(|front| front.ends_with('.'))
@@ -228,8 +229,8 @@ impl std::fmt::Display for Authority {
 pub enum HostPattern {
     /// This name only.
     Exact(HostName),
-    /// Every name below this one, at any depth, but not the name itself.
-    Below(HostName),
+    /// Every subdomain of this name, at any depth, but not the name itself.
+    Wildcard(HostName),
     /// This address, in any notation.
     Ip(IpAddr),
 }
@@ -260,7 +261,7 @@ impl HostPattern {
             Host::Name(name) if !name.as_str().contains('.') => {
                 Err(BadHost::WildcardOverTopLevel(name.as_str().to_owned()))
             }
-            Host::Name(name) => Ok(HostPattern::Below(name)),
+            Host::Name(name) => Ok(HostPattern::Wildcard(name)),
         }
     }
 
@@ -268,19 +269,19 @@ impl HostPattern {
     pub fn matches(&self, host: &Host) -> bool {
         match (self, host) {
             (HostPattern::Exact(name), Host::Name(host)) => name == host,
-            (HostPattern::Below(suffix), Host::Name(host)) => host.is_below(suffix),
+            (HostPattern::Wildcard(suffix), Host::Name(host)) => host.is_subdomain_of(suffix),
             (HostPattern::Ip(ip), Host::Ip(host)) => ip == host,
             (HostPattern::Ip(_), Host::Name(_))
-            | (HostPattern::Exact(_) | HostPattern::Below(_), Host::Ip(_)) => false,
+            | (HostPattern::Exact(_) | HostPattern::Wildcard(_), Host::Ip(_)) => false,
         }
     }
 
     /// Whether this pattern matches every host that `other` matches.
     pub fn covers(&self, other: &HostPattern) -> bool {
         match (self, other) {
-            (HostPattern::Below(wide), HostPattern::Exact(name)) => name.is_below(wide),
-            (HostPattern::Below(wide), HostPattern::Below(narrow)) => {
-                wide == narrow || narrow.is_below(wide)
+            (HostPattern::Wildcard(wide), HostPattern::Exact(name)) => name.is_subdomain_of(wide),
+            (HostPattern::Wildcard(wide), HostPattern::Wildcard(narrow)) => {
+                wide == narrow || narrow.is_subdomain_of(wide)
             }
             (one, other) => one == other,
         }
@@ -291,7 +292,7 @@ impl std::fmt::Display for HostPattern {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             HostPattern::Exact(name) => write!(f, "{name}"),
-            HostPattern::Below(suffix) => write!(f, "*.{suffix}"),
+            HostPattern::Wildcard(suffix) => write!(f, "*.{suffix}"),
             HostPattern::Ip(ip) => write!(f, "{ip}"),
         }
     }
@@ -320,7 +321,7 @@ pub enum AddressClass {
     Metadata,
     /// 100.64.0.0/10, carrier-grade NAT.
     CarrierNat,
-    /// 198.18.0.0/15 and 2001:2::/48. The gate's synthetic DNS answers live here.
+    /// 198.18.0.0/15 and 2001:2::/48. The gate's synthetic DNS answers are in this range.
     Benchmark,
     /// Multicast groups.
     Multicast,
@@ -364,8 +365,8 @@ pub fn classify(ip: IpAddr) -> AddressClass {
 
 fn classify_v4(ip: Ipv4Addr) -> AddressClass {
     match ip.octets() {
-        // Metadata services: link-local ones of most clouds, container and pod credentials; one in
-        // public space; one in carrier NAT; one in 192.0.0.0/24.
+        // Metadata services, in the order of the patterns: most clouds; container and pod
+        // credentials; Azure; Alibaba Cloud; Oracle Cloud.
         [169, 254, 169, 254 | 253 | 123]
         | [169, 254, 170, 2 | 23]
         | [168, 63, 129, 16]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Id of a sandbox, or of a container that was registered by hand.
+/// Id of a sandbox, or of a container that an operator registered.
 ///
 /// 1 to 128 of `A-Z a-z 0-9 _ . -`, starting with a letter or digit: safe as a file name, a
 /// metric label, a header value and a command line argument. Cloning is cheap.
@@ -64,6 +64,7 @@ impl std::fmt::Display for SandboxId {
 #[serde(try_from = "String", into = "String")]
 pub struct RequestId(u128);
 
+/// The digits of Crockford's base 32.
 const CROCKFORD: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
 impl RequestId {

@@ -5,13 +5,13 @@
 //!                  └──▶ wire  (encoded again)   ──▶ sent to the upstream
 //! ```
 //!
-//! Servers interpret some paths differently, and a rule must hold for the server that receives the
-//! request. A path that all servers interpret alike is normalised; a path that could leave its
-//! root or hide segments from a rule is refused. Two differences are in common use and are kept as
-//! readings: an encoded slash may be a separator or a character, and a path parameter (`;v=1`) may
-//! be part of its segment or dropped. Where the order of the two would matter (`/a;x%2Fb`), or
-//! where only some semicolons would count (`/a;x/b%3Bc`), there are more readings than rules are
-//! compared with, and the path is refused.
+//! Different servers interpret some paths differently, and a rule must hold for whichever server
+//! receives the request. A path that all servers interpret alike is normalised; a path that could
+//! leave its root or hide segments from a rule is refused. Two such differences are common and are
+//! modelled as readings: an encoded slash may be a separator or a character, and a path parameter
+//! (`;v=1`) may be part of its segment or dropped. A path is refused if the order of splitting and
+//! dropping matters (`/a;x%2Fb`) or if servers could treat only some semicolons as parameters
+//! (`/a;x/b%3Bc`): such a path has more readings than rules are compared with.
 
 /// The path and query of a request target, validated and normalised.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub enum BadPath {
     #[error("a path must start with '/'")]
     NotAbsolute,
     /// `#`.
-    #[error("a request must not carry a fragment ('#')")]
+    #[error("a request must not contain a fragment ('#')")]
     Fragment,
     /// `%` without two hexadecimal digits.
     #[error("'%' must be followed by two hexadecimal digits")]
@@ -58,14 +58,14 @@ pub enum BadPath {
     #[error("the path does not decode to UTF-8")]
     NotUtf8,
     /// `/..`.
-    #[error("the path climbs above its root")]
+    #[error("the path leaves its root with '..'")]
     AboveRoot,
     /// `/..;/` or `/;x`.
     #[error("a path parameter (';') must not follow an empty or dot segment")]
     HiddenSegment,
     /// `/a%2F..`, `/%2Fa` or `/a;x%2Fb`.
     #[error(
-        "an encoded slash ('%2F') must not make an empty or dot segment, nor follow a ';' in one"
+        "an encoded slash ('%2F') must not create an empty or dot segment, nor follow a ';' in its segment"
     )]
     EncodedSlash,
     /// `/a;x/b%3Bc`.
@@ -79,32 +79,32 @@ pub enum BadPath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
     /// An encoded slash separates segments.
-    pub(crate) split: bool,
+    pub(crate) splits_encoded_slashes: bool,
     /// A segment ends before its first `;`.
-    pub(crate) bare: bool,
+    pub(crate) drops_parameters: bool,
 }
 
 impl Reading {
     /// The literal reading, in which an encoded slash is a character.
     pub(crate) const LITERAL: Reading = Reading {
-        split: false,
-        bare: false,
+        splits_encoded_slashes: false,
+        drops_parameters: false,
     };
 
     /// All readings, the literal one first.
     pub(crate) const ALL: [Reading; 4] = [
         Reading::LITERAL,
         Reading {
-            split: true,
-            bare: false,
+            splits_encoded_slashes: true,
+            drops_parameters: false,
         },
         Reading {
-            split: false,
-            bare: true,
+            splits_encoded_slashes: false,
+            drops_parameters: true,
         },
         Reading {
-            split: true,
-            bare: true,
+            splits_encoded_slashes: true,
+            drops_parameters: true,
         },
     ];
 }
@@ -198,7 +198,7 @@ impl CleanPath {
         let end = text.len() - usize::from(self.has_trailing_slash);
         let rest = text.get(1 + at..end).filter(|_| end > 1)?;
         let mut slashes = rest.bytes().enumerate().filter(|(_, b)| *b == b'/');
-        let end = if reading.split || self.encoded_slashes.is_empty() {
+        let end = if reading.splits_encoded_slashes || self.encoded_slashes.is_empty() {
             slashes.next()
         } else {
             slashes.find(|(end, _)| self.encoded_slashes.binary_search(&(1 + at + end)).is_err())
@@ -206,7 +206,7 @@ impl CleanPath {
         let end = end.map_or(rest.len(), |(end, _)| end);
         let segment = rest.get(..end)?;
         let segment = match segment.split_once(';') {
-            Some((bare, _)) if reading.bare => bare,
+            Some((bare, _)) if reading.drops_parameters => bare,
             _ => segment,
         };
         Some((segment, at + end + 1))
@@ -275,7 +275,7 @@ impl PathBuilder {
             let (run, after) = rest.split_at(end.unwrap_or(rest.len()));
             self.wire.extend_from_slice(run);
             self.text.extend_from_slice(run);
-            let Some((unit, after)) = next_unit(after)? else {
+            let Some((unit, after)) = decode_byte(after)? else {
                 break;
             };
             rest = after;
@@ -289,7 +289,7 @@ impl PathBuilder {
         }
 
         let segment = self.text.get(text_start + 1..).unwrap_or_default();
-        if has_percent && is_encoded_again(segment) {
+        if has_percent && is_double_encoded(segment) {
             return Err(BadPath::DoubleEncoded);
         }
         if has_encoded_slash {
@@ -309,10 +309,10 @@ impl PathBuilder {
                 Ok(())
             };
         }
-        let climbs = segment == b"..";
+        let is_parent = segment == b"..";
         self.wire.truncate(wire_start);
         self.text.truncate(text_start);
-        if climbs { self.pop() } else { Ok(()) }
+        if is_parent { self.pop() } else { Ok(()) }
     }
 
     /// Removes the last segment.
@@ -366,12 +366,12 @@ impl PathBuilder {
 
 /// One decoded byte of a path, and whether it was encoded as `%XX`.
 #[derive(Clone, Copy)]
-pub(crate) struct Unit {
+pub(crate) struct DecodedByte {
     pub(crate) byte: u8,
     pub(crate) encoded: bool,
 }
 
-impl Unit {
+impl DecodedByte {
     fn write_to(self, wire: &mut Vec<u8>) {
         if is_unreserved(self.byte) || (is_plain(self.byte) && !self.encoded) {
             wire.push(self.byte);
@@ -409,8 +409,8 @@ const fn is_plain(byte: u8) -> bool {
 
 /// Decodes the first byte of `raw`, and returns it with the rest.
 ///
-/// A returned `/` was encoded: raw slashes separate segments and are never passed here.
-pub(crate) fn next_unit(raw: &[u8]) -> Result<Option<(Unit, &[u8])>, BadPath> {
+/// A returned `/` was encoded: raw slashes separate segments and are never in `raw`.
+pub(crate) fn decode_byte(raw: &[u8]) -> Result<Option<(DecodedByte, &[u8])>, BadPath> {
     let (unit, rest) = match raw {
         [] => return Ok(None),
         [b'%', rest @ ..] => {
@@ -421,7 +421,7 @@ pub(crate) fn next_unit(raw: &[u8]) -> Result<Option<(Unit, &[u8])>, BadPath> {
             let byte = high.zip(low).map(|(high, low)| (high << 4) | low);
             let byte = byte.ok_or(BadPath::BadPercent)?;
             (
-                Unit {
+                DecodedByte {
                     byte,
                     encoded: true,
                 },
@@ -431,7 +431,7 @@ pub(crate) fn next_unit(raw: &[u8]) -> Result<Option<(Unit, &[u8])>, BadPath> {
         [b'#', ..] => return Err(BadPath::Fragment),
         [b' ', ..] => return Err(BadPath::Whitespace),
         [byte, rest @ ..] => (
-            Unit {
+            DecodedByte {
                 byte: *byte,
                 encoded: false,
             },
@@ -446,7 +446,7 @@ pub(crate) fn next_unit(raw: &[u8]) -> Result<Option<(Unit, &[u8])>, BadPath> {
 }
 
 /// Whether decoded text could be decoded once more.
-pub(crate) fn is_encoded_again(text: &[u8]) -> bool {
+pub(crate) fn is_double_encoded(text: &[u8]) -> bool {
     text.windows(3).any(|three| {
         matches!(three, [b'%', high, low] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit())
     })

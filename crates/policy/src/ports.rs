@@ -30,7 +30,7 @@ pub trait Registry: Send + Sync + 'static {
     fn by_ip(&self, ip: IpAddr) -> RegistrationLookup;
 
     /// Reports that a registration has expired, so that the registry may remove it.
-    fn expired(&self, id: &SandboxId);
+    fn report_expiry(&self, id: &SandboxId);
 }
 
 /// Records audit events.
@@ -64,7 +64,7 @@ pub trait PackReader: Send + Sync + 'static {
     /// were needed and obtained.
     async fn read(
         &self,
-        case: &PushContext,
+        push: &PushContext,
         pack: Option<Pack>,
         bases: Vec<File>,
     ) -> Result<Findings, Denial>;
@@ -76,7 +76,7 @@ pub struct Pack {
     /// The file that contains the pack, up to the end of the file. The file position is unused.
     pub file: File,
     /// The offset at which the pack starts.
-    pub at: u64,
+    pub offset: u64,
 }
 
 /// Serves the tools at `palisade.internal`.

@@ -130,7 +130,7 @@ impl<R> Identified<R> {
         &self.request
     }
 
-    /// Its sender.
+    /// The sender of the request.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -161,7 +161,7 @@ impl<R, A> Admitted<R, A> {
         &self.request
     }
 
-    /// Its sender.
+    /// The sender of the request.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -189,12 +189,12 @@ impl<R, A> Admitted<R, A> {
         })
     }
 
-    /// Gives the admission back, and keeps the request with the token it has paid.
+    /// Drops the admission, and returns the request with its rate limit token.
     pub fn release(self) -> (R, RateLimitPass) {
         (self.request, self.pass)
     }
 
-    /// The admission, for a connection that passes unread and has no permit.
+    /// The admission, for a connection whose content is not read and that needs no permit.
     pub fn into_admission(self) -> A {
         self.admission
     }
@@ -211,12 +211,12 @@ impl<R, A> Permitted<R, A> {
         &mut self.request
     }
 
-    /// Its sender.
+    /// The sender of the request.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// What was allowed, and by which rule.
+    /// The permit: the allowed target, and the rule that allowed it.
     pub fn permit(&self) -> &Permit {
         &self.permit
     }
@@ -233,7 +233,7 @@ impl<R, A> Permitted<R, A> {
         }
     }
 
-    /// Gives the admission back, and keeps the request with the token it has paid.
+    /// Drops the admission, and returns the request with its rate limit token.
     pub fn release(self) -> (R, RateLimitPass) {
         (self.request, self.pass)
     }
@@ -244,7 +244,7 @@ impl<R, A> Permitted<R, A> {
 pub struct Parts<R, A> {
     /// The request.
     pub request: R,
-    /// Its sender.
+    /// The sender of the request.
     pub identity: Identity,
     /// The rate limit token.
     pub pass: RateLimitPass,
@@ -267,12 +267,12 @@ impl<R, A> Cleared<R, A> {
         &mut self.request
     }
 
-    /// Its sender.
+    /// The sender of the request.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// What was allowed, and by which rule.
+    /// The permit: the allowed target, and the rule that allowed it.
     pub fn permit(&self) -> &Permit {
         &self.permit
     }

@@ -1,10 +1,10 @@
 //! Push rules, and the messages between the gate and the pack reader process.
 //!
 //! ```text
-//!   gate                                   pack reader (no credentials, few system calls)
-//!     │ ── Case, pack, upstream's objects ───▶ │ indexes the pack in isolation
-//!     │                                        │ reads every object the push adds
-//!     │ ◀──────────────────────── Findings ─── │
+//!   gate                                          pack reader (no credentials, few system calls)
+//!     │ ── PushContext, pack, upstream's objects ───▶ │ indexes the pack in isolation
+//!     │                                               │ reads every object the push adds
+//!     │ ◀─────────────────────────────── Findings ─── │
 //!     │ decides, with the ref rules
 //! ```
 //!
@@ -74,12 +74,12 @@ impl Findings {
         let message = match self.restricted {
             RestrictedPathChange::Untouched => return None,
             RestrictedPathChange::Changed => {
-                "The push changes files that only the operator changes, such as workflows. Leave \
+                "The push changes files that only the operator may change, such as workflows. Leave \
                  them as they are upstream in every commit, or ask the operator."
             }
             RestrictedPathChange::Unknown => {
-                "Whether the push changes files that only the operator changes, such as \
-                 workflows, cannot be told: upstream's version of them is not known. Start from \
+                "The gate cannot determine whether the push changes files that only the operator may \
+                 change, such as workflows: it does not know upstream's version of them. Start from \
                  the current default branch, or ask the operator."
             }
         };
@@ -90,9 +90,9 @@ impl Findings {
     /// location is evidence for the operator.
     pub fn secret_denials(&self) -> Vec<Denial> {
         let mut denials: Vec<Denial> = Vec::new();
-        for sighting in &self.secrets {
-            let rule = format!("secret:{}", sighting.rule);
-            let place = sighting.place.to_string();
+        for finding in &self.secrets {
+            let rule = format!("secret:{}", finding.rule);
+            let place = finding.place.to_string();
             match denials.iter_mut().find(|known| known.rule.as_str() == rule) {
                 Some(known) => {
                     let evidence = known.evidence.get_or_insert_default();
@@ -102,9 +102,9 @@ impl Findings {
                 None => denials.push(
                     Denial::new(Reason::SecretFound, rule)
                         .with_message(format!(
-                            "The push holds a secret ({}). Take it out of every commit, also of \
-                             those that a later one repairs, and push again.",
-                            sighting.rule
+                            "The push contains a secret ({}). Remove it from every commit of the push, \
+                             not only from the last one, and push again.",
+                            finding.rule
                         ))
                         .with_evidence(place),
                 ),
@@ -229,12 +229,12 @@ pub struct PushRules {
 impl PushRules {
     /// Decides by the ref rules alone, without reading objects. A push that is refused here needs
     /// no request to upstream and no pack reader.
-    pub fn judge_refs(&self, case: &PushContext, facts: &[RefFacts]) -> Result<(), Denial> {
-        let unread = RefRules {
+    pub fn judge_refs(&self, context: &PushContext, facts: &[RefFacts]) -> Result<(), Denial> {
+        let rules = RefRules {
             deny_force_push: false,
             ..self.refs.clone()
         };
-        unread.judge_push(&updates_with_facts(case, facts, None))
+        rules.judge_push(&updates_with_facts(context, facts, None))
     }
 
     /// Decides about the secrets that were found, with one entry for each scan rule.
@@ -249,11 +249,11 @@ impl PushRules {
     }
 
     /// Whether the objects of the push have to be read.
-    pub fn wants_findings(&self, case: &PushContext) -> bool {
+    pub fn wants_findings(&self, context: &PushContext) -> bool {
         let moves = |update: &RefUpdate| !update.old.is_zero() && !update.is_deletion();
-        case.scan
-            || !case.restricted.is_empty()
-            || (self.refs.deny_force_push && case.updates.iter().any(moves))
+        context.scan
+            || !context.restricted.is_empty()
+            || (self.refs.deny_force_push && context.updates.iter().any(moves))
     }
 }
 
@@ -261,20 +261,20 @@ impl PushRules {
 /// findings that need the operator's approval; usually none.
 pub fn judge(
     rules: &PushRules,
-    case: &PushContext,
+    context: &PushContext,
     facts: &[RefFacts],
     findings: Option<&Findings>,
 ) -> Result<Vec<Denial>, Denial> {
-    let updates = updates_with_facts(case, facts, findings);
+    let updates = updates_with_facts(context, facts, findings);
     rules.refs.judge_push(&updates)?;
     let Some(findings) = findings else {
-        return if rules.wants_findings(case) {
-            Err(unread("the objects of this push were not read"))
+        return if rules.wants_findings(context) {
+            Err(refuse_unreadable("the objects of this push were not read"))
         } else {
             Ok(Vec::new())
         };
     };
-    if !case.restricted.is_empty()
+    if !context.restricted.is_empty()
         && let Some(denial) = findings.path_denial()
     {
         return Err(denial);
@@ -287,7 +287,7 @@ pub fn judge(
 }
 
 /// Refuses a push whose objects could not be read.
-pub fn unread(evidence: impl Into<String>) -> Denial {
+pub fn refuse_unreadable(evidence: impl Into<String>) -> Denial {
     Denial::new(Reason::Internal, "git:judge")
         .with_message("The content of this push could not be checked, so the push is refused.")
         .with_evidence(evidence)
@@ -295,12 +295,12 @@ pub fn unread(evidence: impl Into<String>) -> Denial {
 
 /// The updates with their facts, including those of the findings.
 fn updates_with_facts(
-    case: &PushContext,
+    context: &PushContext,
     facts: &[RefFacts],
     findings: Option<&Findings>,
 ) -> Vec<(RefUpdate, RefFacts)> {
     let forward = |at: usize| *findings?.fast_forward.get(at)?;
-    let updates = case.updates.iter().enumerate();
+    let updates = context.updates.iter().enumerate();
     updates
         .map(|(at, update)| {
             let known = facts.get(at).copied().unwrap_or_default();

@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
-    ($($variant:ident = $code:literal, $says:literal;)*) => {
+    ($($variant:ident = $code:literal, $text:literal;)*) => {
         /// Why something was refused, or why it failed ([`Reason::is_failure`]).
         ///
         /// The codes are an interface: dashboards, tests and agents match on them.
         /// Codes are added, never renamed, and have the same meaning in every protocol.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Reason {
-            $(#[doc = $says] #[serde(rename = $code)] $variant,)*
+            $(#[doc = $text] #[serde(rename = $code)] $variant,)*
         }
 
         impl Reason {
@@ -24,7 +24,7 @@ macro_rules! reasons {
 
             /// The default message.
             pub const fn description(self) -> &'static str {
-                match self { $(Reason::$variant => $says,)* }
+                match self { $(Reason::$variant => $text,)* }
             }
         }
     };

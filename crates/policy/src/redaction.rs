@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::splice::{self, Inside, InvalidJson, Node, TextEdits, quote};
+use crate::splice::{self, InvalidJson, Node, NodeContent, TextEdits, quote};
 
 /// The text that replaces a redacted value.
 pub const REDACTED: &str = "[redacted]";
@@ -48,7 +48,7 @@ pub enum BadRedaction {
     /// An invalid or too large regular expression.
     #[error("the policy's regular expression number {number} is invalid: {what}")]
     Pattern {
-        /// Its number in alphabetical order, starting at one.
+        /// The number of the expression in alphabetical order, starting at one.
         number: usize,
         /// The reason.
         what: &'static str,
@@ -97,7 +97,7 @@ impl Redaction {
         let outputs = match outputs {
             Value::Null => return Err(BadRedaction::Nothing),
             Value::Object(outputs) => outputs,
-            _ => return shape("they are not an object"),
+            _ => return malformed("they are not an object"),
         };
         let mut redaction = Self {
             data: None,
@@ -113,8 +113,8 @@ impl Redaction {
                         redaction.add_rule(key, value, &mut compile)?;
                     }
                 }
-                ("redaction_rules", _) => return shape("redaction_rules is not an object"),
-                _ => return shape("only modified_data and redaction_rules are known"),
+                ("redaction_rules", _) => return malformed("redaction_rules is not an object"),
+                _ => return malformed("only modified_data and redaction_rules are known"),
             }
         }
         let empty = redaction.fields.is_empty() && redaction.replacements.is_empty();
@@ -134,12 +134,12 @@ impl Redaction {
             (_, Value::Null) => {}
             ("fields", Value::Array(fields)) => {
                 if fields.len() > MAX_RULES {
-                    return shape("there are too many fields");
+                    return malformed("there are too many fields");
                 }
                 for field in fields {
                     let path = field.as_str().and_then(Path::parse);
                     let Some(path) = path else {
-                        return shape(
+                        return malformed(
                             "a field is not a path such as arguments.password or content[*].text",
                         );
                     };
@@ -148,11 +148,11 @@ impl Redaction {
             }
             ("replacements", Value::Object(replacements)) => {
                 if replacements.len() > MAX_RULES {
-                    return shape("there are too many replacements");
+                    return malformed("there are too many replacements");
                 }
                 for (number, (pattern, text)) in (1..).zip(replacements) {
                     let Some(text) = text.as_str().filter(|text| text.len() <= MAX_LEN) else {
-                        return shape("a replacement is not a string, or too long");
+                        return malformed("a replacement is not a string, or too long");
                     };
                     let pattern = compile(pattern).ok_or(BadRedaction::Pattern {
                         number,
@@ -161,9 +161,9 @@ impl Redaction {
                     self.replacements.push((pattern, text.into()));
                 }
             }
-            ("fields", _) => return shape("fields is not a list"),
-            ("replacements", _) => return shape("replacements is not an object"),
-            _ => return shape("redaction_rules may only contain fields and replacements"),
+            ("fields", _) => return malformed("fields is not a list"),
+            ("replacements", _) => return malformed("replacements is not an object"),
+            _ => return malformed("redaction_rules may only contain fields and replacements"),
         }
         Ok(())
     }
@@ -188,10 +188,10 @@ impl Redaction {
             redaction: self,
             text,
             edits: TextEdits::default(),
-            left: MAX_ADDED,
+            remaining_bytes: MAX_ADDED,
         };
-        let begins = self.fields.iter().map(|path| path.steps.as_slice());
-        redactor.node(&root, begins.collect())?;
+        let paths = self.fields.iter().map(|path| path.steps.as_slice());
+        redactor.redact_node(&root, paths.collect())?;
         if redactor.edits.is_empty() {
             return Ok(None);
         }
@@ -199,21 +199,22 @@ impl Redaction {
     }
 }
 
+/// The redaction of one JSON text in progress.
 struct JsonRedactor<'a> {
     redaction: &'a Redaction,
     text: &'a str,
     edits: TextEdits,
     /// Remaining number of bytes that may be added.
-    left: usize,
+    remaining_bytes: usize,
 }
 
 impl<'a> JsonRedactor<'a> {
     /// Redacts a value. `steps` are the remaining steps of each path that matches so far.
-    fn node(&mut self, node: &Node, mut steps: Vec<&'a [Step]>) -> Result<(), BadRedaction> {
+    fn redact_node(&mut self, node: &Node, mut steps: Vec<&'a [Step]>) -> Result<(), BadRedaction> {
         // `**` also matches no step at all.
         let mut index = 0;
         while let Some(path) = steps.get(index) {
-            if let [Step::Many, rest @ ..] = path {
+            if let [Step::DoubleStar, rest @ ..] = path {
                 steps.push(rest);
             }
             index += 1;
@@ -229,37 +230,37 @@ impl<'a> JsonRedactor<'a> {
             }
             return Ok(());
         }
-        match &node.inside {
-            Inside::Plain => Ok(()),
-            Inside::Text => self.string(node),
-            Inside::List(items) => items.iter().enumerate().try_for_each(|(index, item)| {
-                let steps = follow(&steps, |step| match step {
+        match &node.content {
+            NodeContent::Plain => Ok(()),
+            NodeContent::Text => self.redact_string(node),
+            NodeContent::List(items) => items.iter().enumerate().try_for_each(|(index, item)| {
+                let steps = advance_paths(&steps, |step| match step {
                     Step::Index(wanted) => *wanted == index,
-                    Step::Any => true,
-                    Step::Name(_) | Step::Many => false,
+                    Step::Star => true,
+                    Step::Name(_) | Step::DoubleStar => false,
                 });
-                self.node(item, steps)
+                self.redact_node(item, steps)
             }),
-            Inside::Map(entries) => entries.iter().try_for_each(|entry| {
-                let steps = follow(&steps, |step| match step {
+            NodeContent::Map(entries) => entries.iter().try_for_each(|entry| {
+                let steps = advance_paths(&steps, |step| match step {
                     Step::Name(name) => **name == *entry.key,
-                    Step::Any => true,
-                    Step::Index(_) | Step::Many => false,
+                    Step::Star => true,
+                    Step::Index(_) | Step::DoubleStar => false,
                 });
-                self.node(&entry.value, steps)
+                self.redact_node(&entry.value, steps)
             }),
         }
     }
 
-    fn string(&mut self, node: &Node) -> Result<(), BadRedaction> {
+    fn redact_string(&mut self, node: &Node) -> Result<(), BadRedaction> {
         if self.redaction.replacements.is_empty() {
             return Ok(());
         }
         let raw = self.text.get(node.span.clone()).ok_or(InvalidJson)?;
-        let before: String = serde_json::from_str(raw).map_err(|_| InvalidJson)?;
-        let mut now: Option<String> = None;
-        for (Pattern(pattern), with) in &self.redaction.replacements {
-            let text = now.as_deref().unwrap_or(&before);
+        let original: String = serde_json::from_str(raw).map_err(|_| InvalidJson)?;
+        let mut changed: Option<String> = None;
+        for (Pattern(pattern), replacement) in &self.redaction.replacements {
+            let text = changed.as_deref().unwrap_or(&original);
             let mut found = pattern.captures_iter(text).peekable();
             if found.peek().is_none() {
                 continue;
@@ -268,37 +269,40 @@ impl<'a> JsonRedactor<'a> {
             for captures in found {
                 let whole = captures.get_match();
                 out.push_str(text.get(at..whole.start()).unwrap_or_default());
-                captures.expand(with, &mut out);
+                captures.expand(replacement, &mut out);
                 at = whole.end();
-                if out.len() > before.len() + self.left {
+                if out.len() > original.len() + self.remaining_bytes {
                     return Err(BadRedaction::TooLarge);
                 }
             }
             out.push_str(text.get(at..).unwrap_or_default());
-            now = Some(out);
+            changed = Some(out);
         }
-        match now {
-            Some(now) if now != before => self.replace(node, quote(&now)),
+        match changed {
+            Some(changed) if changed != original => self.replace(node, quote(&changed)),
             _ => Ok(()),
         }
     }
 
     fn replace(&mut self, node: &Node, new: String) -> Result<(), BadRedaction> {
         let added = new.len().saturating_sub(node.span.len());
-        self.left = self.left.checked_sub(added).ok_or(BadRedaction::TooLarge)?;
+        self.remaining_bytes = self
+            .remaining_bytes
+            .checked_sub(added)
+            .ok_or(BadRedaction::TooLarge)?;
         self.edits.replace(node.span.clone(), new);
         Ok(())
     }
 }
 
 /// The remaining steps of each path after a first step that `matches`; `**` is kept.
-fn follow<'a>(steps: &[&'a [Step]], matches: impl Fn(&Step) -> bool) -> Vec<&'a [Step]> {
-    let left = steps.iter().filter_map(|path| match path {
-        [Step::Many, ..] => Some(*path),
+fn advance_paths<'a>(steps: &[&'a [Step]], matches: impl Fn(&Step) -> bool) -> Vec<&'a [Step]> {
+    let remaining = steps.iter().filter_map(|path| match path {
+        [Step::DoubleStar, ..] => Some(*path),
         [step, rest @ ..] if matches(step) => Some(rest),
         _ => None,
     });
-    left.collect()
+    remaining.collect()
 }
 
 /// A path to values.
@@ -311,10 +315,10 @@ struct Path {
 enum Step {
     Name(Box<str>),
     Index(usize),
-    /// `*`: one step.
-    Any,
+    /// `*`: any one step.
+    Star,
     /// `**`: any number of steps.
-    Many,
+    DoubleStar,
 }
 
 impl Path {
@@ -359,8 +363,8 @@ impl Step {
     fn named(name: &str) -> Option<Self> {
         match name {
             "" => None,
-            "*" => Some(Step::Any),
-            "**" => Some(Step::Many),
+            "*" => Some(Step::Star),
+            "**" => Some(Step::DoubleStar),
             name if name.contains(['*', ']', '"']) => None,
             name => Some(Step::Name(name.into())),
         }
@@ -378,7 +382,7 @@ impl Step {
         }
         let (inner, after) = inner.split_once(']')?;
         match inner {
-            "*" => Some((Step::Any, after)),
+            "*" => Some((Step::Star, after)),
             digits if digits.bytes().all(|b| b.is_ascii_digit()) => {
                 Some((Step::Index(digits.parse().ok()?), after))
             }
@@ -416,7 +420,7 @@ pub fn fuzz_check(bytes: &[u8]) -> bool {
     }
 }
 
-fn shape<T>(what: &str) -> Result<T, BadRedaction> {
+fn malformed<T>(what: &str) -> Result<T, BadRedaction> {
     Err(BadRedaction::Shape(what.to_owned()))
 }
 

@@ -210,7 +210,7 @@ impl RefUpdate {
     }
 }
 
-/// What the gate knows about the ref of one update.
+/// The gate's information about the ref of one update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefFacts {
     /// Whether upstream has the ref; none if it was not looked up.
@@ -230,8 +230,8 @@ pub struct RefPattern {
     segments: Vec<Segment>,
     /// The segments without case.
     folded: Vec<Segment>,
-    /// The pattern without case, with stars that match slashes too.
-    crossing: Vec<Token>,
+    /// The tokens of the pattern without case, in which stars also match slashes.
+    tokens_across_slashes: Vec<Token>,
 }
 
 /// Why a ref pattern is invalid.
@@ -257,11 +257,11 @@ impl RefPattern {
         if full.split('/').any(|s| s.contains("**") && s != "**") {
             return Err(BadRefPattern::DoubleStarPlace);
         }
-        let folded = fold(&full);
+        let folded = fold_case(&full);
         Ok(Self {
             source: text.into(),
             segments: compile(&full),
-            crossing: tokens(&folded),
+            tokens_across_slashes: tokens(&folded),
             folded: compile(&folded),
         })
     }
@@ -282,11 +282,11 @@ impl RefPattern {
     /// `master`).
     pub fn touches(&self, name: &RefName) -> bool {
         let folded = match str::from_utf8(name.as_bytes()) {
-            Ok(name) => fold(name).into_bytes(),
+            Ok(name) => fold_case(name).into_bytes(),
             // The rules refuse such a name; see `check_form`.
             Err(_) => name.as_bytes().to_ascii_lowercase(),
         };
-        glob::matches_run(&self.crossing, &folded) || matches(&self.folded, &folded)
+        glob::matches_tokens(&self.tokens_across_slashes, &folded) || matches(&self.folded, &folded)
     }
 }
 
@@ -299,7 +299,7 @@ impl std::fmt::Display for RefPattern {
 /// `text` without case. It is converted to upper case first, because `ſ` and `s`, and `ı` and `i`,
 /// have the same upper case, then to lower case, which maps the Kelvin sign to `k`. `İ` is replaced
 /// first, because its lower case has a combining dot.
-pub fn fold(text: &str) -> String {
+pub fn fold_case(text: &str) -> String {
     text.chars()
         .map(|c| if c == 'İ' { 'i' } else { c })
         .flat_map(char::to_uppercase)
@@ -337,7 +337,7 @@ pub fn is_invisible(c: char) -> bool {
 fn tokens(text: &str) -> Vec<Token> {
     text.bytes()
         .map(|byte| match byte {
-            b'*' => Token::Run,
+            b'*' => Token::Star,
             other => Token::Byte(other),
         })
         .collect()
@@ -346,7 +346,7 @@ fn tokens(text: &str) -> Vec<Token> {
 fn compile(text: &str) -> Vec<Segment> {
     text.split('/')
         .map(|segment| match segment {
-            "**" => Segment::Many,
+            "**" => Segment::DoubleStar,
             other => Segment::new(&tokens(other)),
         })
         .collect()
@@ -378,7 +378,7 @@ pub struct RefRules {
     pub protected: Vec<RefPattern>,
     /// Existing branches to which a sandbox in `user` mode may push although it did not create
     /// them.
-    pub listed: Vec<RefPattern>,
+    pub pushable: Vec<RefPattern>,
     /// Whether pushes must be fast-forwards. A push whose history is not known is then refused:
     /// a configured check that cannot be made fails closed.
     pub deny_force_push: bool,
@@ -394,7 +394,7 @@ impl RefRules {
                 .iter()
                 .filter_map(|text| RefPattern::parse(text).ok())
                 .collect(),
-            listed: Vec::new(),
+            pushable: Vec::new(),
             deny_force_push: false,
         }
     }
@@ -449,7 +449,7 @@ impl RefRules {
             && exists
             && !facts.made_by_this_sandbox
             && !self
-                .listed
+                .pushable
                 .iter()
                 .any(|pattern| pattern.covers(&update.name))
         {
@@ -474,8 +474,8 @@ impl RefRules {
                 None => {
                     return Err(refuse(Reason::GitProtected, "git:force-push").with_message(
                         format!(
-                            "Force pushes are not allowed, and whether this is one cannot be told \
-                         because the history of {name} is not known here."
+                            "Force pushes are not allowed, and the gate cannot determine whether this \
+                         push is one: it does not have the history of {name}."
                         ),
                     ));
                 }
@@ -504,7 +504,7 @@ impl RefRules {
         }
         match denials.first() {
             None => Ok(()),
-            Some(first) => Err(first.denial.clone().with(Detail::Refs(denials))),
+            Some(first) => Err(first.denial.clone().with_detail(Detail::Refs(denials))),
         }
     }
 }
@@ -531,7 +531,7 @@ fn check_form(update: &RefUpdate) -> Result<&str, Denial> {
     }
     if update.old.is_zero() && update.new.is_zero() {
         return Err(malformed(
-            "An update neither makes, moves nor deletes its ref.",
+            "An update neither creates, moves nor deletes its ref.",
         ));
     }
     Ok(name)

@@ -70,7 +70,7 @@ impl AuthMode {
 pub struct Repo {
     /// `owner/name`.
     pub name: RepoName,
-    /// The push size limit of this repository, if it has its own.
+    /// The push size limit of this repository; none for the default limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_receive_pack_bytes: Option<u64>,
 }

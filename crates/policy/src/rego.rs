@@ -50,7 +50,7 @@ const MACHINE_CLOCK_INTERVAL: NonZeroU32 = NonZeroU32::new(128).expect("it is no
 const INTERPRETER_CLOCK_INTERVAL: NonZeroU32 = NonZeroU32::new(32).expect("it is not zero");
 
 /// Built-in functions whose result depends on more than their arguments.
-const IMPURE: [&str; 6] = [
+const IMPURE_FUNCTIONS: [&str; 6] = [
     "http.send",
     "net.lookup_ip_addr",
     "opa.runtime",
@@ -76,7 +76,7 @@ impl Budget {
     pub const MAX_STEPS: usize = 2_000_000;
 
     /// A limit by time, with the maximum number of steps.
-    pub const fn of(time: Duration) -> Self {
+    pub const fn with_time_limit(time: Duration) -> Self {
         Self {
             time,
             steps: Self::MAX_STEPS,
@@ -84,7 +84,7 @@ impl Budget {
     }
 
     /// A smaller budget, for rules that only add details to a decision.
-    fn share(self) -> Self {
+    fn detail_budget(self) -> Self {
         Self {
             time: self.time / 4,
             steps: self.steps / 4,
@@ -148,7 +148,7 @@ pub enum BundleError {
     #[error("the built-in function {0} is not allowed: its result depends on more than the input")]
     Impure(String),
     /// The data is invalid.
-    #[error("its data cannot be used: {0}")]
+    #[error("the bundle's data cannot be used: {0}")]
     Data(String),
 }
 
@@ -173,7 +173,7 @@ impl Bundle {
             packages.push((module.name.as_str(), package));
         }
         let entry = Entry::find(&engine, entrypoint, &packages)?;
-        let data = value::read(data)
+        let data = value::from_json(data)
             .filter(|data| matches!(data, regorus::Value::Object(_)))
             .ok_or_else(|| {
                 BundleError::Data("it is not an object, or nested too deeply".to_owned())
@@ -184,15 +184,17 @@ impl Bundle {
         let program = Compiler::compile_from_policy(&compiled, &entry.rules())
             .map_err(|error| policy_error(&error.to_string()))?;
         let mut used = program.builtin_info_table.iter();
-        if let Some(impure) = used.find(|built_in| IMPURE.contains(&built_in.name.as_str())) {
+        if let Some(impure) =
+            used.find(|built_in| IMPURE_FUNCTIONS.contains(&built_in.name.as_str()))
+        {
             return Err(BundleError::Impure(impure.name.clone()));
         }
         if program.has_host_await {
             return Err(BundleError::Impure("__builtin_host_await".to_owned()));
         }
-        calls::check(&program)?;
-        let watched = plain::is_plain(&compiled, &program, &entry.deciding())
-            .then(|| watch::program(&program))
+        calls::check_depth(&program)?;
+        let watched = plain::is_plain(&compiled, &program, &entry.deciding_rules())
+            .then(|| watch::instrument(&program))
             .flatten();
         let is_plain = watched.is_some();
         let program = watched.map_or(program, Arc::new);
@@ -207,8 +209,8 @@ impl Bundle {
         };
         // A path that both data and rules define is detected only here.
         bundle
-            .machine()
-            .map_err(|error| BundleError::Data(decision::clean(&error.to_string())))?;
+            .new_machine()
+            .map_err(|error| BundleError::Data(decision::sanitise(&error.to_string())))?;
         Ok(bundle)
     }
 
@@ -229,7 +231,7 @@ impl Bundle {
 
     /// Decides about `input`.
     pub fn decide(&self, input: &serde_json::Value, budget: Budget) -> Decision {
-        let Some(input) = value::read(input) else {
+        let Some(input) = value::from_json(input) else {
             return Decision::Failed(EvaluationError::Error(
                 "the input is nested too deeply".to_owned(),
             ));
@@ -241,7 +243,7 @@ impl Bundle {
     }
 
     fn run(&self, input: regorus::Value, budget: Budget) -> Decision {
-        let mut machine = match self.machine() {
+        let mut machine = match self.new_machine() {
             Ok(machine) => machine,
             Err(error) => return Decision::Failed(failure(&error)),
         };
@@ -263,7 +265,8 @@ impl Bundle {
         let details = self.entry.details().iter().zip(1..);
         let details: Vec<_> = details
             .map(|((part, _), index)| {
-                let (answer, part_is_sound) = watch::run(|| evaluate(index, budget.share()));
+                let (answer, part_is_sound) =
+                    watch::run(|| evaluate(index, budget.detail_budget()));
                 is_sound &= part_is_sound || *part != Part::Outputs;
                 (*part, answer.unwrap_or(regorus::Value::Undefined))
             })
@@ -326,7 +329,7 @@ impl Bundle {
         }
     }
 
-    fn machine(&self) -> Result<RegoVM, VmError> {
+    fn new_machine(&self) -> Result<RegoVM, VmError> {
         let mut machine = RegoVM::new();
         machine.load_program(Arc::clone(&self.program));
         machine.set_strict_builtin_errors(true);
@@ -343,7 +346,7 @@ fn prepare_interpreter(
 ) -> Result<Engine, BundleError> {
     engine
         .add_data(data)
-        .map_err(|error| BundleError::Data(decision::clean(&error.to_string())))?;
+        .map_err(|error| BundleError::Data(decision::sanitise(&error.to_string())))?;
     engine.set_strict_builtin_errors(true);
     engine
         .compile_with_entrypoint(&entry.rule().into())
@@ -377,7 +380,7 @@ fn failure(error: &VmError) -> EvaluationError {
     match error {
         VmError::TimeLimitExceeded { .. } => EvaluationError::OutOfTime,
         VmError::InstructionLimitExceeded { .. } => EvaluationError::OutOfSteps,
-        other => EvaluationError::Error(decision::clean(&other.to_string())),
+        other => EvaluationError::Error(decision::sanitise(&other.to_string())),
     }
 }
 
@@ -401,8 +404,8 @@ fn parse_error_text(drawn: &str) -> (Option<String>, String) {
     let place = lines.clone().find_map(|line| line.strip_prefix("--> "));
     let what = lines.find_map(|line| line.strip_prefix("error: "));
     (
-        place.map(decision::clean),
-        decision::clean(what.unwrap_or(drawn).trim()),
+        place.map(decision::sanitise),
+        decision::sanitise(what.unwrap_or(drawn).trim()),
     )
 }
 

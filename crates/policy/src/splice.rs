@@ -20,12 +20,12 @@ pub struct InvalidJson;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) span: Range<usize>,
-    pub(crate) inside: Inside,
+    pub(crate) content: NodeContent,
 }
 
 /// The type of a value, with its children.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Inside {
+pub(crate) enum NodeContent {
     /// A number, true, false or null.
     Plain,
     Text,
@@ -46,8 +46,8 @@ impl Node {
     /// Parses `text`, which is one value.
     pub(crate) fn read(text: &str) -> Result<Self, InvalidJson> {
         let mut reader = Reader { text, at: 0 };
-        let node = reader.value(MAX_DEPTH)?;
-        match reader.next() {
+        let node = reader.read_value(MAX_DEPTH)?;
+        match reader.peek() {
             None => Ok(node),
             Some(_) => Err(InvalidJson),
         }
@@ -55,17 +55,17 @@ impl Node {
 
     /// The value of the field `key`, if this is an object that has it.
     pub(crate) fn field(&self, key: &str) -> Option<&Node> {
-        match &self.inside {
-            Inside::Map(entries) => {
+        match &self.content {
+            NodeContent::Map(entries) => {
                 let mut found = entries.iter().filter(|entry| entry.key == key);
                 // The last of equal keys counts, as in most parsers.
                 found.next_back().map(|entry| &entry.value)
             }
-            Inside::Plain | Inside::Text | Inside::List(_) => None,
+            NodeContent::Plain | NodeContent::Text | NodeContent::List(_) => None,
         }
     }
 
-    fn at(&self, path: &[&str]) -> Option<&Node> {
+    fn find_path(&self, path: &[&str]) -> Option<&Node> {
         let mut node = self;
         for key in path {
             node = node.field(key)?;
@@ -81,7 +81,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Skips white space and returns the next byte without consuming it.
-    fn next(&mut self) -> Option<u8> {
+    fn peek(&mut self) -> Option<u8> {
         loop {
             match self.text.as_bytes().get(self.at)? {
                 b' ' | b'\t' | b'\n' | b'\r' => self.at += 1,
@@ -91,7 +91,7 @@ impl Reader<'_> {
     }
 
     fn expect(&mut self, wanted: u8) -> Result<(), InvalidJson> {
-        if self.next() == Some(wanted) {
+        if self.peek() == Some(wanted) {
             self.at += 1;
             Ok(())
         } else {
@@ -99,17 +99,21 @@ impl Reader<'_> {
         }
     }
 
-    fn value(&mut self, left: usize) -> Result<Node, InvalidJson> {
-        let left = left.checked_sub(1).ok_or(InvalidJson)?;
-        let first = self.next().ok_or(InvalidJson)?;
+    fn read_value(&mut self, remaining_depth: usize) -> Result<Node, InvalidJson> {
+        let remaining_depth = remaining_depth.checked_sub(1).ok_or(InvalidJson)?;
+        let first = self.peek().ok_or(InvalidJson)?;
         let start = self.at;
-        let inside = match first {
+        let content = match first {
             b'"' => {
-                self.string()?;
-                Inside::Text
+                self.read_string()?;
+                NodeContent::Text
             }
-            b'[' => Inside::List(self.elements(b']', |reader| reader.value(left))?),
-            b'{' => Inside::Map(self.elements(b'}', |reader| reader.entry(left))?),
+            b'[' => NodeContent::List(
+                self.read_elements(b']', |reader| reader.read_value(remaining_depth))?,
+            ),
+            b'{' => NodeContent::Map(
+                self.read_elements(b'}', |reader| reader.read_entry(remaining_depth))?,
+            ),
             _ => {
                 let rest = self.text.get(start..).ok_or(InvalidJson)?;
                 let length = rest
@@ -120,25 +124,25 @@ impl Reader<'_> {
                     return Err(InvalidJson);
                 }
                 self.at += length;
-                Inside::Plain
+                NodeContent::Plain
             }
         };
         Ok(Node {
             span: start..self.at,
-            inside,
+            content,
         })
     }
 
-    fn entry(&mut self, left: usize) -> Result<Entry, InvalidJson> {
-        if self.next() != Some(b'"') {
+    fn read_entry(&mut self, remaining_depth: usize) -> Result<Entry, InvalidJson> {
+        if self.peek() != Some(b'"') {
             return Err(InvalidJson);
         }
         let start = self.at;
-        let key = self.string()?;
+        let key = self.read_string()?;
         let key = self.text.get(key).ok_or(InvalidJson)?;
         let key = serde_json::from_str(key).map_err(|_| InvalidJson)?;
         self.expect(b':')?;
-        let value = self.value(left)?;
+        let value = self.read_value(remaining_depth)?;
         Ok(Entry {
             span: start..value.span.end,
             key,
@@ -147,20 +151,20 @@ impl Reader<'_> {
     }
 
     /// The comma-separated elements between brackets; `end` is the closing one.
-    fn elements<T>(
+    fn read_elements<T>(
         &mut self,
         end: u8,
         mut read_element: impl FnMut(&mut Self) -> Result<T, InvalidJson>,
     ) -> Result<Vec<T>, InvalidJson> {
         self.at += 1;
         let mut all = Vec::new();
-        if self.next() == Some(end) {
+        if self.peek() == Some(end) {
             self.at += 1;
             return Ok(all);
         }
         loop {
             all.push(read_element(self)?);
-            let next = self.next();
+            let next = self.peek();
             self.at += 1;
             match next {
                 Some(b',') => {}
@@ -170,7 +174,7 @@ impl Reader<'_> {
         }
     }
 
-    fn string(&mut self) -> Result<Range<usize>, InvalidJson> {
+    fn read_string(&mut self) -> Result<Range<usize>, InvalidJson> {
         let start = self.at;
         let mut escaped = false;
         let inner = self.text.as_bytes().get(start + 1..).ok_or(InvalidJson)?;
@@ -240,7 +244,9 @@ impl TextEdits {
 /// The text of the value at `path`, keys from the outermost to the innermost.
 pub fn find<'a>(text: &'a str, path: &[&str]) -> Result<Option<&'a str>, InvalidJson> {
     let node = Node::read(text)?;
-    Ok(node.at(path).and_then(|found| text.get(found.span.clone())))
+    Ok(node
+        .find_path(path)
+        .and_then(|found| text.get(found.span.clone())))
 }
 
 /// The text with the value `new`, which is JSON, at `path`. Missing objects on the path are
@@ -254,8 +260,8 @@ pub fn set(text: &str, path: &[&str], new: &str) -> Result<String, InvalidJson> 
         (node, rest) = (found, inner);
     }
     let mut edits = TextEdits::default();
-    match (&node.inside, rest.split_first()) {
-        (Inside::Map(entries), Some((key, inner))) => {
+    match (&node.content, rest.split_first()) {
+        (NodeContent::Map(entries), Some((key, inner))) => {
             let comma = if entries.is_empty() { "" } else { "," };
             let entry = format!("{comma}{}:{}", quote(key), wrap(inner, new));
             let end = node.span.end - 1;
@@ -273,22 +279,22 @@ pub fn remove(text: &str, path: &[&str]) -> Result<Option<String>, InvalidJson> 
     let Some((last, above)) = path.split_last() else {
         return Ok(None);
     };
-    if root.at(path).is_none() {
+    if root.find_path(path).is_none() {
         return Ok(None);
     }
-    let has_no_other_key = |node: &Node| match &node.inside {
-        Inside::Map(entries) => entries.iter().all(|entry| entry.key == *last),
-        Inside::Plain | Inside::Text | Inside::List(_) => false,
+    let has_no_other_key = |node: &Node| match &node.content {
+        NodeContent::Map(entries) => entries.iter().all(|entry| entry.key == *last),
+        NodeContent::Plain | NodeContent::Text | NodeContent::List(_) => false,
     };
-    let (above, last) = match (above.split_last(), root.at(above)) {
+    let (above, last) = match (above.split_last(), root.find_path(above)) {
         (Some((parent, outer)), Some(node)) if has_no_other_key(node) => (outer, parent),
         _ => (above, last),
     };
     let mut edits = TextEdits::default();
     if let Some(Node {
-        inside: Inside::Map(entries),
+        content: NodeContent::Map(entries),
         ..
-    }) = root.at(above)
+    }) = root.find_path(above)
     {
         let spans: Vec<_> = entries.iter().map(|entry| entry.span.clone()).collect();
         let keeps: Vec<_> = entries.iter().map(|entry| entry.key != *last).collect();

@@ -1,6 +1,6 @@
 //! Tool rules: which tools of an MCP server an agent may use.
 
-use crate::glob::{Token, matches_run};
+use crate::glob::{Token, matches_tokens};
 use crate::reason::Reason;
 use crate::verdict::Denial;
 
@@ -15,7 +15,7 @@ impl Wildcard {
     /// Compiles the pattern `text`.
     pub fn new(text: &str) -> Self {
         let token = |byte| match byte {
-            b'*' => Token::Run,
+            b'*' => Token::Star,
             other => Token::Byte(other),
         };
         Self {
@@ -26,7 +26,7 @@ impl Wildcard {
 
     /// Whether the pattern matches `name`.
     pub fn matches(&self, name: &str) -> bool {
-        matches_run(&self.tokens, name.as_bytes())
+        matches_tokens(&self.tokens, name.as_bytes())
     }
 }
 
@@ -89,26 +89,26 @@ impl CallerToolRules {
 pub struct ToolRules {
     server: Box<str>,
     names: ToolNameRules,
-    narrower: Vec<CallerToolRules>,
+    caller_rules: Vec<CallerToolRules>,
 }
 
 impl ToolRules {
     /// The rules of `server`.
-    pub fn new(server: &str, names: ToolNameRules, narrower: Vec<CallerToolRules>) -> Self {
+    pub fn new(server: &str, names: ToolNameRules, caller_rules: Vec<CallerToolRules>) -> Self {
         Self {
             server: server.into(),
             names,
-            narrower,
+            caller_rules,
         }
     }
 
     /// Decides whether `agent` may use the tool `name`: all lists that apply must allow it.
     pub fn judge(&self, name: &str, agent: &str, sandbox: Option<&str>) -> Result<(), Denial> {
         self.names.judge(&format!("tools:{}", self.server), name)?;
-        for (index, narrower) in self.narrower.iter().enumerate() {
-            if narrower.applies_to(agent, sandbox) {
+        for (index, rules) in self.caller_rules.iter().enumerate() {
+            if rules.applies_to(agent, sandbox) {
                 let rule = format!("tools:{}:access:{index}", self.server);
-                narrower.names.judge(&rule, name)?;
+                rules.names.judge(&rule, name)?;
             }
         }
         Ok(())
@@ -124,7 +124,7 @@ mod tests {
     }
 
     fn toolbox() -> ToolRules {
-        let narrower = vec![
+        let caller_rules = vec![
             CallerToolRules {
                 agents: wildcards(&["review-*"]),
                 sandboxes: Vec::new(),
@@ -136,7 +136,11 @@ mod tests {
                 names: ToolNameRules::new(&["*"], &["read_secret"]),
             },
         ];
-        ToolRules::new("files", ToolNameRules::new(&["*"], &["delete*"]), narrower)
+        ToolRules::new(
+            "files",
+            ToolNameRules::new(&["*"], &["delete*"]),
+            caller_rules,
+        )
     }
 
     #[test]

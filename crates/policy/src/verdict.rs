@@ -6,8 +6,9 @@ use crate::reason::Reason;
 
 /// The result of a decision. A refusal is a value, not an error.
 ///
-/// Deny beats Ask, and Ask beats the rest ([`Verdict::and`]). Framing, identity, rate limits
-/// and breakers return a [`Denial`] instead: they never ask and never change content.
+/// Deny takes precedence over Ask, and Ask over the others ([`Verdict::and`]). Checks of framing,
+/// identity, rate limits and breakers return a [`Denial`] instead: they never ask the operator and
+/// never change content.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// Allowed without changes.
@@ -89,14 +90,14 @@ impl Question {
     }
 
     /// The refusal of a question that no operator can answer.
-    pub fn unattended(&self) -> Denial {
+    pub fn unattended_denial(&self) -> Denial {
         let sentence = self.sentences.first().map_or("", String::as_str);
-        let denial = self.refused(Reason::AskUnattended);
+        let denial = self.denial(Reason::AskUnattended);
         denial.with_message(format!("{sentence} {UNATTENDED}"))
     }
 
     /// The refusal of a question for `reason`.
-    pub fn refused(&self, reason: Reason) -> Denial {
+    pub fn denial(&self, reason: Reason) -> Denial {
         let rule = self.rules.first().cloned();
         Denial {
             evidence: self.evidence.clone(),
@@ -120,10 +121,10 @@ impl Verdict {
         }
     }
 
-    /// Combines the verdicts of two checks of the same content, of which `next` was the later
-    /// one. A refusal wins over a question, and a question over the rest; two questions are
-    /// merged. Of two verdicts that allow the content the later one counts, because it is about
-    /// the result of the earlier one.
+    /// Combines the verdicts of two checks of the same content; `next` is the verdict of the later
+    /// check. A refusal takes precedence over a question, and a question over other verdicts; two
+    /// questions are merged. Of two verdicts that allow the content the later one is used, because
+    /// the later check had the result of the earlier one.
     #[must_use]
     pub fn and(self, next: Verdict) -> Self {
         match (self, next) {
@@ -164,7 +165,7 @@ impl VerdictKind {
 
 /// A refusal: the code, the rule that decided, and a sentence.
 ///
-/// `message` may be shown to the agent, so it never holds a matched secret or the
+/// `message` may be shown to the agent, so the message never contains a matched secret or the
 /// pattern that matched. `evidence` is for the operator alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
@@ -194,7 +195,7 @@ pub enum Detail {
     Refs(Vec<RefDenial>),
     /// The size of a push.
     Size {
-        /// The size as far as it is known.
+        /// The size: declared by the client, or received so far.
         bytes: u64,
         /// The maximum size.
         limit: u64,
@@ -204,7 +205,7 @@ pub enum Detail {
 /// One ref of a push that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefDenial {
-    /// The bytes of its name.
+    /// The name of the ref, as bytes.
     pub name: Vec<u8>,
     /// The refusal.
     pub denial: Denial,
@@ -238,12 +239,12 @@ impl Denial {
 
     /// Sets the additional data for the client.
     #[must_use]
-    pub fn with(mut self, detail: Detail) -> Self {
+    pub fn with_detail(mut self, detail: Detail) -> Self {
         self.detail = Some(Box::new(detail));
         self
     }
 
-    /// The refs that were refused for themselves; none where it is not about refs.
+    /// The refs that the rules refused; empty if the refusal is not about refs.
     pub fn refs(&self) -> &[RefDenial] {
         match self.detail.as_deref() {
             Some(Detail::Refs(refs)) => refs,
@@ -347,7 +348,7 @@ mod tests {
         };
         assert_eq!(question.rules, ["one".into(), "two".into()]);
         assert_eq!(question.sentences, ["one asks.", "two asks."]);
-        let denial = question.unattended();
+        let denial = question.unattended_denial();
         assert_eq!(denial.reason, Reason::AskUnattended);
         assert_eq!(denial.message, format!("one asks. {UNATTENDED}"));
     }

@@ -17,7 +17,7 @@ pub struct SlidingWindow<const N: usize> {
     /// Index of the next event; once the ring is full, also of the oldest one.
     next: usize,
     /// The number of events in the ring.
-    held: usize,
+    count: usize,
     newest: Tick,
 }
 
@@ -29,7 +29,7 @@ impl<const N: usize> SlidingWindow<N> {
             length,
             events: [Tick::from_nanos(0); N],
             next: 0,
-            held: 0,
+            count: 0,
             newest: Tick::from_nanos(0),
         }
     }
@@ -43,14 +43,14 @@ impl<const N: usize> SlidingWindow<N> {
             // Unreachable, because `next` is always modulo N.
             return Err(self.length);
         };
-        if self.held == N {
+        if self.count == N {
             let leaves = *slot + self.length;
             // `Tick` saturates: near its maximum an event never leaves the window.
             if leaves > moment || moment.since(*slot) < self.length {
                 return Err(leaves.since(now));
             }
         } else {
-            self.held += 1;
+            self.count += 1;
         }
         *slot = moment;
         self.newest = moment;

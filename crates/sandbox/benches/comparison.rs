@@ -26,7 +26,7 @@ use sandbox::git::workspace::WorkspacePlan;
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
 
-const TIMES: usize = 50;
+const REPETITIONS: usize = 50;
 const FILES: usize = 10_000;
 
 fn main() {
@@ -40,8 +40,8 @@ fn main() {
         env!("CARGO_BIN_EXE_sandbox-init").into(),
         Vec::new(),
     );
-    println!("medians of {TIMES}; in one run, on this machine");
-    from_libgit2(&backend);
+    println!("medians of {REPETITIONS}; in one run, on this machine");
+    namespace_backend(&backend);
     bubblewrap();
     docker();
     workspaces(&backend, temp.path());
@@ -60,38 +60,38 @@ fn config(name: &str) -> SandboxConfig {
     }
 }
 
-fn from_libgit2(backend: &Namespace) {
+fn namespace_backend(backend: &Namespace) {
     let command = SandboxCommand::new(["/bin/true"]);
-    let mut both = Vec::new();
-    let mut again = Vec::new();
-    let mut pauses = Vec::new();
-    let mut ends = Vec::new();
-    let configs: Vec<_> = (0..TIMES)
+    let mut create_and_exec_times = Vec::new();
+    let mut exec_times = Vec::new();
+    let mut pause_times = Vec::new();
+    let mut delete_times = Vec::new();
+    let configs: Vec<_> = (0..REPETITIONS)
         .map(|number| config(&format!("bench-{number}")))
         .collect();
     // All sandboxes exist at once: the end of one occupies kernel locks that the next start needs.
     for config in &configs {
-        both.push(time(|| {
+        create_and_exec_times.push(time(|| {
             backend.create(config).unwrap();
             assert_eq!(backend.exec(&config.id, &command).unwrap().exit_code, 0);
         }));
     }
     for config in &configs {
-        again.push(time(|| {
+        exec_times.push(time(|| {
             backend.exec(&config.id, &command).unwrap();
         }));
     }
     for config in &configs {
-        pauses.push(time(|| backend.pause(&config.id).unwrap()));
+        pause_times.push(time(|| backend.pause(&config.id).unwrap()));
         assert_eq!(backend.status(&config.id), SandboxStatus::Paused);
     }
     for config in &configs {
-        ends.push(time(|| backend.delete(&config.id, Force::Yes).unwrap()));
+        delete_times.push(time(|| backend.delete(&config.id, Force::Yes).unwrap()));
     }
-    print_median("palisade: create and first exec", both);
-    print_median("palisade: exec", again);
-    print_median("palisade: pause", pauses);
-    print_median("palisade: delete", ends);
+    print_median("palisade: create and first exec", create_and_exec_times);
+    print_median("palisade: exec", exec_times);
+    print_median("palisade: pause", pause_times);
+    print_median("palisade: delete", delete_times);
 }
 
 fn bubblewrap() {
@@ -108,20 +108,20 @@ fn bubblewrap() {
         ]);
         bubblewrap.args(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]);
         bubblewrap.args(["--unshare-all", "--die-with-parent", "/bin/true"]);
-        quiet(&mut bubblewrap)
+        run_quietly(&mut bubblewrap)
     };
     if !run() {
-        println!("bubblewrap: not here");
+        println!("bubblewrap: not installed");
         return;
     }
-    let times = (0..TIMES).map(|_| time(|| assert!(run()))).collect();
+    let times = (0..REPETITIONS).map(|_| time(|| assert!(run()))).collect();
     print_median("bubblewrap: create, exec and end", times);
 }
 
 /// Needs a daemon, and an image `palisade-bench` with busybox in it; `just` makes one.
 fn docker() {
     const IMAGE: &str = "palisade-bench";
-    let docker = |words: &[&str]| quiet(Process::new("docker").args(words));
+    let docker = |words: &[&str]| run_quietly(Process::new("docker").args(words));
     let run = ["run", "--rm", "--network", "none", IMAGE, "/bin/true"];
     if !docker(&run) {
         println!("docker run: no daemon, or no image '{IMAGE}'");
@@ -167,8 +167,8 @@ fn workspaces(backend: &Namespace, temp: &Path) {
     print_median("palisade: first checkout of a commit", vec![first]);
     print_median("git worktree add", vec![worktree]);
 
-    let mut cold = Vec::new();
-    let mut spare = Vec::new();
+    let mut copied_times = Vec::new();
+    let mut spare_times = Vec::new();
     let mut copies = Vec::new();
     let command = SandboxCommand::new(["/bin/true"]);
     for number in 0..5 {
@@ -191,15 +191,25 @@ fn workspaces(backend: &Namespace, temp: &Path) {
                     .unwrap();
                 backend.exec(&config.id, &command).unwrap();
             });
-            if prepared { &mut spare } else { &mut cold }.push(took);
+            if prepared {
+                &mut spare_times
+            } else {
+                &mut copied_times
+            }
+            .push(took);
         }
         let copy = temp.join(format!("copy-{number}"));
-        copies.push(time(|| copy_with_two_hands(&repository.join("src"), &copy)));
+        copies.push(time(|| {
+            copy_with_two_processes(&repository.join("src"), &copy);
+        }));
     }
-    print_median("palisade: create, workspace and first exec, copied", cold);
+    print_median(
+        "palisade: create, workspace and first exec, copied",
+        copied_times,
+    );
     print_median(
         "palisade: create, workspace and first exec, with a spare",
-        spare,
+        spare_times,
     );
     print_median("cp -a of the files, in two halves at once", copies);
     for entry in fs::read_dir(temp.join("sandboxes")).unwrap().flatten() {
@@ -230,11 +240,11 @@ fn git(at: &Path, words: &[&str]) {
     let identity = ["-c", "user.name=bench", "-c", "user.email=bench@localhost"];
     let mut git = Process::new("git");
     git.args(identity).args(words).current_dir(at);
-    assert!(quiet(&mut git), "git {words:?}");
+    assert!(run_quietly(&mut git), "git {words:?}");
 }
 
-/// One process for each core, like a parallel copy.
-fn copy_with_two_hands(from: &Path, to: &Path) {
+/// Copies with two processes at a time, for comparison with a parallel copy.
+fn copy_with_two_processes(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     let halves = ["[0-4]*", "[5-9]*"].map(|half| {
         let line = format!("cp -a {}/{half} {}", from.display(), to.display());
@@ -245,7 +255,7 @@ fn copy_with_two_hands(from: &Path, to: &Path) {
     }
 }
 
-fn quiet(process: &mut Process) -> bool {
+fn run_quietly(process: &mut Process) -> bool {
     process
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -31,6 +31,7 @@ pub(crate) fn file_kind(data: &FileStat) -> FileKind {
     }
 }
 
+/// Opens `name` below `parent`: the name must not lead out of `parent` or through a link.
 fn open_name(parent: impl AsFd, name: &CStr, flags: OFlag, mode: Mode) -> nix::Result<OwnedFd> {
     let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
     let how = OpenHow::new()
@@ -53,10 +54,10 @@ fn open_without_openat2(
     flags: OFlag,
     mode: Mode,
 ) -> Option<nix::Result<OwnedFd>> {
-    is_single(name).then(|| openat(parent.as_fd(), name, flags | OFlag::O_NOFOLLOW, mode))
+    is_single_component(name).then(|| openat(parent.as_fd(), name, flags | OFlag::O_NOFOLLOW, mode))
 }
 
-fn is_single(name: &CStr) -> bool {
+fn is_single_component(name: &CStr) -> bool {
     !name.to_bytes().contains(&b'/') && !matches!(name.to_bytes(), b"." | b".." | b"")
 }
 
@@ -91,14 +92,14 @@ pub(crate) fn create_file(parent: impl AsFd, name: &CStr, mode: Mode) -> nix::Re
 /// Opens the parent directory of `path` below `root` and returns it with the last component. `None`
 /// if a parent is missing or is no directory.
 pub(crate) fn parent_of(root: &OwnedFd, path: &[u8]) -> nix::Result<Option<(OwnedFd, CString)>> {
-    let mut here = root.try_clone().map_err(|_| Errno::EMFILE)?;
+    let mut directory_so_far = root.try_clone().map_err(|_| Errno::EMFILE)?;
     let mut names = path.split(|b| *b == b'/').peekable();
     while let Some(name) = names.next() {
         let name = CString::new(name).map_err(|_| Errno::EINVAL)?;
         if names.peek().is_none() {
-            return Ok(Some((here, name)));
+            return Ok(Some((directory_so_far, name)));
         }
-        here = match open_directory(&here, &name) {
+        directory_so_far = match open_directory(&directory_so_far, &name) {
             Ok(below) => below,
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(None),
             Err(other) => return Err(other),
@@ -116,18 +117,18 @@ pub(crate) fn stat(parent: impl AsFd, name: &CStr) -> nix::Result<Option<FileSta
     }
 }
 
-/// Lists the names in a directory, sorted; `None` if there are more than `most`.
-pub(crate) fn list_names(directory: &OwnedFd, most: u64) -> nix::Result<Option<Vec<CString>>> {
+/// Lists the names in a directory, sorted; `None` if there are more than `max_names` of them.
+pub(crate) fn list_names(directory: &OwnedFd, max_names: u64) -> nix::Result<Option<Vec<CString>>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut listing = Dir::openat(directory, ".", flags, Mode::empty())?;
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let max_names = usize::try_from(max_names).unwrap_or(usize::MAX);
     let mut names = Vec::new();
     for entry in listing.iter() {
         let name = entry?.file_name().to_owned();
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        if names.len() >= most {
+        if names.len() >= max_names {
             return Ok(None);
         }
         names.push(name);
@@ -168,7 +169,7 @@ mod tests {
             (c".", false),
             (c"", false),
         ] {
-            assert_eq!(is_single(name), single, "{name:?}");
+            assert_eq!(is_single_component(name), single, "{name:?}");
         }
     }
 
@@ -183,11 +184,11 @@ mod tests {
         assert!(open_file(&directory, c"file").is_ok());
         assert_eq!(open_file(&directory, c"link").unwrap_err(), Errno::ELOOP);
         assert!(open_directory(&directory, c"here").is_err());
-        let plainly =
+        let open_fallback =
             |name| open_without_openat2(&directory, name, OFlag::O_CLOEXEC, Mode::empty());
-        assert!(plainly(c"file").unwrap().is_ok());
-        assert_eq!(plainly(c"link").unwrap().unwrap_err(), Errno::ELOOP);
-        assert!(plainly(c"here/file").is_none());
+        assert!(open_fallback(c"file").unwrap().is_ok());
+        assert_eq!(open_fallback(c"link").unwrap().unwrap_err(), Errno::ELOOP);
+        assert!(open_fallback(c"here/file").is_none());
         assert_eq!(
             create_file(&directory, c"link", Mode::S_IRUSR).unwrap_err(),
             Errno::EEXIST

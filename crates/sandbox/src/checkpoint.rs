@@ -34,15 +34,18 @@ use attributes::IdMapping;
 use copy::TreeCopy;
 
 /// The directories of `root` that are copied.
-const KEPT_OF_ROOT: &[&str] = &["home", "tmp", "var", "workspace"];
+const COPIED_BELOW_ROOT: &[&str] = &["home", "tmp", "var", "workspace"];
 
-const RECORD: &str = "checkpoint.json";
-const UNFINISHED: &str = ".unfinished-checkpoint-";
+/// The file with the metadata of a checkpoint.
+const RECORD_FILE: &str = "checkpoint.json";
+/// The start of the name of a checkpoint that is not complete.
+const UNFINISHED_PREFIX: &str = ".unfinished-checkpoint-";
 
 /// The format version of a checkpoint's directory.
 const VERSION: u32 = 1;
 
-static NEXT: AtomicU64 = AtomicU64::new(0);
+/// The number in the next temporary name of this process.
+static NEXT_TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
 /// An error of a checkpoint operation.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +58,7 @@ pub enum CheckpointError {
     Unreadable {
         /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: String,
     },
     /// A limit that keeps an agent from filling the host.
@@ -68,7 +71,7 @@ pub enum CheckpointError {
         /// The path at which the limit was exceeded.
         path: PathBuf,
     },
-    /// A process changes the tree.
+    /// A file changed while it was copied.
     #[error("'{path}' changed while it was copied; pause the sandbox first", path = .0.display())]
     Changed(PathBuf),
     /// The file system failed.
@@ -76,9 +79,9 @@ pub enum CheckpointError {
     Io {
         /// The failed operation.
         doing: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system.
         source: std::io::Error,
     },
 }
@@ -88,7 +91,7 @@ pub enum CheckpointError {
 pub struct CheckpointBounds {
     /// Files, directories and links.
     pub entries: u64,
-    /// Bytes that files take on disk.
+    /// Bytes that the files use on disk.
     pub bytes: u64,
 }
 
@@ -107,7 +110,7 @@ pub struct CopyProgress {
     /// Files copied.
     pub files: u64,
     /// Files to copy.
-    pub of: u64,
+    pub total: u64,
     /// Bytes copied.
     pub bytes: u64,
 }
@@ -117,7 +120,7 @@ pub struct CopyProgress {
 pub struct CopySummary {
     /// Files, directories and links.
     pub entries: u64,
-    /// Bytes that the files take on disk.
+    /// Bytes that the files use on disk.
     pub bytes: u64,
     /// Skipped FIFOs, sockets and devices.
     pub skipped: u64,
@@ -145,16 +148,16 @@ pub fn save(
     if to.symlink_metadata().is_ok() {
         return Err(CheckpointError::Exists(to.to_owned()));
     }
-    publish(to, |fresh| {
-        let fs_dir = fresh.join("fs");
+    publish(to, |temporary| {
+        let fs_dir = temporary.join("fs");
         make_directory(&fs_dir)?;
-        let copied = copy_fs(from, &fs_dir, IdMapping::Kept, bounds, progress)?;
+        let copied = copy_fs(from, &fs_dir, IdMapping::Keep, bounds, progress)?;
         let record = Record {
             version: VERSION,
             first,
             copied,
         };
-        let path = fresh.join(RECORD);
+        let path = temporary.join(RECORD_FILE);
         let text = serde_json::to_vec(&record).map_err(std::io::Error::other);
         text.and_then(|text| fs::write(&path, text))
             .map_err(io("write", &path))?;
@@ -175,18 +178,19 @@ pub fn restore(
         path: from.to_owned(),
         why,
     };
-    let record = fs::read(from.join(RECORD)).map_err(|error| unreadable(error.to_string()))?;
+    let record = fs::read(from.join(RECORD_FILE)).map_err(|error| unreadable(error.to_string()))?;
     let record: Record =
         serde_json::from_slice(&record).map_err(|error| unreadable(error.to_string()))?;
     if record.version != VERSION {
         return Err(unreadable(format!("version {}", record.version)));
     }
     let ids = IdMapping::between(record.first, first);
-    publish(to, |fresh| {
-        let copied = copy_fs(&from.join("fs"), fresh, ids, bounds, progress)?;
+    publish(to, |temporary| {
+        let copied = copy_fs(&from.join("fs"), temporary, ids, bounds, progress)?;
         if let Some(first) = first {
             let (user, group) = (Uid::from_raw(first), Gid::from_raw(first));
-            chown(fresh, Some(user), Some(group)).map_err(io("give away", fresh))?;
+            chown(temporary, Some(user), Some(group))
+                .map_err(io("change the owner of", temporary))?;
         }
         Ok(copied)
     })
@@ -202,11 +206,12 @@ pub fn fork(
     progress: &(dyn Fn(CopyProgress) + Sync),
 ) -> Result<CopySummary, CheckpointError> {
     let ids = IdMapping::between(from_first, to_first);
-    publish(to, |fresh| {
-        let copied = copy_fs(from, fresh, ids, bounds, progress)?;
+    publish(to, |temporary| {
+        let copied = copy_fs(from, temporary, ids, bounds, progress)?;
         if let Some(first) = to_first {
             let (user, group) = (Uid::from_raw(first), Gid::from_raw(first));
-            chown(fresh, Some(user), Some(group)).map_err(io("give away", fresh))?;
+            chown(temporary, Some(user), Some(group))
+                .map_err(io("change the owner of", temporary))?;
         }
         Ok(copied)
     })
@@ -217,11 +222,11 @@ pub type Remover<'a> = &'a dyn Fn(&Path) -> std::io::Result<()>;
 
 /// Removes a checkpoint.
 pub fn remove(checkpoint: &Path, remove_tree: Remover<'_>) -> Result<(), CheckpointError> {
-    let gone = beside(checkpoint);
-    match fs::rename(checkpoint, &gone) {
+    let removed = temporary_sibling(checkpoint);
+    match fs::rename(checkpoint, &removed) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other
-            .and_then(|()| remove_tree(&gone))
+            .and_then(|()| remove_tree(&removed))
             .map_err(io("remove", checkpoint)),
     }
 }
@@ -231,7 +236,10 @@ pub fn remove(checkpoint: &Path, remove_tree: Remover<'_>) -> Result<(), Checkpo
 pub fn clear_unfinished(directory: &Path, remove_tree: Remover<'_>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        if name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+        if name
+            .as_encoded_bytes()
+            .starts_with(UNFINISHED_PREFIX.as_bytes())
+        {
             let _ = remove_tree(&entry.path());
         }
     }
@@ -244,13 +252,14 @@ fn copy_fs(
     bounds: CheckpointBounds,
     progress: &(dyn Fn(CopyProgress) + Sync),
 ) -> Result<CopySummary, CheckpointError> {
-    TreeCopy::begin(from, to, ids, bounds)?.run(&[("root", KEPT_OF_ROOT), ("upper", &[])], progress)
+    TreeCopy::begin(from, to, ids, bounds)?
+        .run(&[("root", COPIED_BELOW_ROOT), ("upper", &[])], progress)
 }
 
-/// A temporary name in the same directory.
-fn beside(path: &Path) -> PathBuf {
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    path.with_file_name(format!("{UNFINISHED}{}-{next}", std::process::id()))
+/// Returns a temporary name in the same directory.
+fn temporary_sibling(path: &Path) -> PathBuf {
+    let next = NEXT_TEMPORARY.fetch_add(1, Ordering::Relaxed);
+    path.with_file_name(format!("{UNFINISHED_PREFIX}{}-{next}", std::process::id()))
 }
 
 /// Fills a directory under a temporary name and renames it when it is complete.
@@ -258,9 +267,9 @@ fn publish(
     to: &Path,
     fill: impl FnOnce(&Path) -> Result<CopySummary, CheckpointError>,
 ) -> Result<CopySummary, CheckpointError> {
-    let fresh = beside(to);
-    make_directory(&fresh)?;
-    let done = fill(&fresh).and_then(|copied| match fs::rename(&fresh, to) {
+    let temporary = temporary_sibling(to);
+    make_directory(&temporary)?;
+    let done = fill(&temporary).and_then(|copied| match fs::rename(&temporary, to) {
         Ok(()) => Ok(copied),
         Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
             Err(CheckpointError::Exists(to.to_owned()))
@@ -268,7 +277,7 @@ fn publish(
         Err(error) => Err(io("publish", to)(error)),
     });
     if done.is_err() {
-        let _ = remove_tree(&fresh);
+        let _ = remove_tree(&temporary);
     }
     done
 }

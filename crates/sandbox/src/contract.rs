@@ -23,7 +23,7 @@ use setup::SetupFailure;
 /// A sandbox backend. Calls block; an async caller runs them on a blocking thread.
 ///
 /// The git branch, the workspace's content and the set-up command are handled by the manager around
-/// `create`: they need a repository, and a gate that serves the sandbox's traffic.
+/// `create`: they need a repository, and a running gate for the sandbox's traffic.
 pub trait SandboxBackend {
     /// Creates a sandbox and starts it. A failure leaves nothing behind.
     fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError>;
@@ -65,10 +65,11 @@ pub trait SandboxBackend {
         bounds: &TransferBounds,
     ) -> Result<TransferSummary, SandboxError>;
 
-    /// Returns the sockets on which the sandbox's traffic arrives; the same ones each time.
+    /// Returns the sockets on which the sandbox's traffic arrives; every call returns the same
+    /// sockets.
     fn listeners(&self, id: &SandboxId) -> Result<Vec<SandboxListener>, SandboxError>;
 
-    /// The status.
+    /// Returns the sandbox's status.
     fn status(&self, id: &SandboxId) -> SandboxStatus;
 }
 
@@ -91,7 +92,7 @@ pub struct SandboxConfig {
     pub name: Slug,
     /// Environment variables of every process in the sandbox, in addition to the default ones.
     pub environment: Vec<(String, String)>,
-    /// Ports on which the gate answers for the whole world.
+    /// Ports on which the gate accepts connections to every address.
     pub ports: GatePorts,
     /// The resource limits.
     pub limits: SandboxLimits,
@@ -133,13 +134,13 @@ pub struct SystemConfig {
     pub nested: bool,
 }
 
-/// Ports on which the gate answers for the whole world.
+/// Ports on which the gate accepts connections to every address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatePorts {
-    /// TCP.
+    /// TCP ports.
     pub tcp: Vec<u16>,
-    /// UDP.
+    /// UDP ports.
     pub udp: Vec<u16>,
 }
 
@@ -250,8 +251,8 @@ pub struct TransferSummary {
     /// Skipped paths and the reasons; the first hundred.
     pub left_out: Vec<String>,
     /// Downloaded files that run programs or configure tools on the host; the first hundred.
-    #[serde(default)]
-    pub steering: Vec<String>,
+    #[serde(default, rename = "steering")]
+    pub sensitive: Vec<String>,
 }
 
 /// A socket of the gate that accepts traffic for every destination address.
@@ -259,7 +260,7 @@ pub struct TransferSummary {
 pub struct SandboxListener {
     /// The kind of socket.
     pub transport: ListenerTransport,
-    /// The wildcard address and the port; port 0 means all ports without a listener.
+    /// The wildcard address and the port; port 0 stands for all ports that have no listener.
     pub address: SocketAddr,
     /// The socket.
     pub socket: OwnedFd,
@@ -311,7 +312,7 @@ impl std::fmt::Display for SandboxStatus {
 /// The description of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxMetadata {
-    /// Its name.
+    /// The sandbox's name.
     pub name: Slug,
     /// The sandbox's branch.
     pub branch_name: String,
@@ -358,10 +359,10 @@ pub enum SandboxError {
     /// The operation is not allowed in the sandbox's phase.
     #[error(transparent)]
     InvalidTransition(#[from] InvalidTransition),
-    /// The machine does not allow what the backend needs.
+    /// The machine lacks something that the backend needs.
     #[error("the {backend} backend is not available: {reason}")]
     Unavailable {
-        /// Which backend.
+        /// The backend.
         backend: &'static str,
         /// The cause and the remedy.
         reason: String,
@@ -413,7 +414,7 @@ pub enum SandboxError {
     /// The connection to a port in the sandbox failed.
     #[error("port {port} in the sandbox: {reason}")]
     Connect {
-        /// Which port.
+        /// The port.
         port: u16,
         /// The error of the system.
         reason: String,
@@ -449,13 +450,13 @@ impl SandboxError {
 }
 
 impl SandboxStatus {
-    /// Converts the recorded phase of a sandbox whose processes exist.
-    pub fn of(phase: Phase) -> Self {
+    /// Returns the status for the recorded phase of a sandbox whose processes exist.
+    pub fn from_phase(phase: Phase) -> Self {
         match phase {
             Phase::Active => SandboxStatus::Active,
             Phase::Paused => SandboxStatus::Paused,
-            Phase::Creating => SandboxStatus::Error("it is being created".to_owned()),
-            Phase::Deleting => SandboxStatus::Error("it is being deleted".to_owned()),
+            Phase::Creating => SandboxStatus::Error("the sandbox is being created".to_owned()),
+            Phase::Deleting => SandboxStatus::Error("the sandbox is being deleted".to_owned()),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// The step.
+/// A step of creating a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CreateStep {
@@ -23,7 +23,7 @@ pub enum CreateStep {
 /// A snapshot of the progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgressReport {
-    /// The step.
+    /// The current step.
     pub step: CreateStep,
     /// The number of completed files.
     pub done: u64,
@@ -52,7 +52,7 @@ impl CreateProgress {
     }
 
     /// Returns the current progress; `None` before the first step.
-    pub fn now(&self) -> Option<ProgressReport> {
+    pub fn current(&self) -> Option<ProgressReport> {
         let current = self.step.lock().unwrap_or_else(PoisonError::into_inner);
         current.map(|(step, total)| ProgressReport {
             step,
@@ -69,13 +69,13 @@ mod tests {
     #[test]
     fn new_step_resets_the_count() {
         let progress = CreateProgress::default();
-        assert_eq!(progress.now(), None);
+        assert_eq!(progress.current(), None);
         progress.begin(CreateStep::Checkout, Some(3));
         progress.advance();
         progress.advance();
-        let reached = |step, done, total| Some(ProgressReport { step, done, total });
-        assert_eq!(progress.now(), reached(CreateStep::Checkout, 2, Some(3)));
+        let report = |step, done, total| Some(ProgressReport { step, done, total });
+        assert_eq!(progress.current(), report(CreateStep::Checkout, 2, Some(3)));
         progress.begin(CreateStep::History, None);
-        assert_eq!(progress.now(), reached(CreateStep::History, 0, None));
+        assert_eq!(progress.current(), report(CreateStep::History, 0, None));
     }
 }

@@ -13,9 +13,9 @@
 //! is never opened by libgit2 once an agent may have changed it; its ignore files are data, its
 //! symbolic links are text, and every path in it is opened one component at a time.
 //!
-//! **Never here:** a git command, a hook, a filter, an fsmonitor, a text conversion or any other
-//! program that a configuration names; a symbolic link of a workspace followed; a change to the
-//! operator's HEAD, index or files other than by [`host_repository::HostRepository::merge`],
+//! This module runs no program that a configuration names: no git command, hook, filter, fsmonitor
+//! or text conversion. It follows no symbolic link of a workspace. It changes the operator's HEAD,
+//! index and files only in [`host_repository::HostRepository::merge`],
 //! [`host_repository::HostRepository::apply`] and [`host_repository::HostRepository::checkout`].
 //!
 //! **Ownership.** libgit2's ownership check stays on: a repository of another user is refused

@@ -1,12 +1,12 @@
-//! Isolated environments for agents: the `Sandbox` trait, its backends, and the git branch of each
-//! sandbox.
+//! Isolated environments for agents: the `SandboxBackend` trait, its implementations, and the git
+//! branch of each sandbox.
 //!
-//! **Never here:** a decision about traffic, the gate's keys, SQL, a git command run on
-//! the host inside a workspace, or a path from a workspace followed through a link.
+//! **Never here:** a decision about traffic, a key of the gate, SQL, a git command that runs on the
+//! host in a workspace, or following a link in a workspace.
 
 #![allow(
     unsafe_code,
-    reason = "the kernel's sandboxing calls have no safe form; each block says why it is sound"
+    reason = "the kernel's sandboxing calls have no safe form; each block has a SAFETY comment"
 )]
 
 mod beneath;

@@ -1,17 +1,17 @@
 //! Manages sandboxes: name, repository, branch, workspace and backend state.
 //!
 //! ```text
-//!            begin         mark_kept
-//!   (none) ───────▶ making ───────▶ kept ⇄ paused (the backend's own)
+//!            begin         mark_complete
+//!   (none) ───────▶ making ───────▶ kept ⇄ paused (state of the backend)
 //!                     │               │ mark_for_removal
 //!                     │  found at     ▼
 //!                     └─────────▶ removing ── remove ──▶ (none)
 //!                        a start
 //!
 //!   rows/<id>.json       written before the sandbox exists, removed after it
-//!       /<id>.manifest   what the workspace held at its last snapshot
-//!   sandboxes/<id>/      the backend's own
-//!   checkouts/ spares/   git's
+//!       /<id>.manifest   the files of the workspace at its last snapshot
+//!   sandboxes/<id>/      files of the backend
+//!   checkouts/ spares/   files of the git module
 //!   checkpoints/<id>/<label>/   a checkpoint's files
 //! ```
 //!
@@ -121,7 +121,7 @@ pub enum ManagerError {
     /// Deleting would lose work that is not on the branch.
     #[error(
         "sandbox '{name}' has unsaved work: {what}; {fix}{}",
-        .way_out.map(|option| format!(", or use {option} to discard it")).unwrap_or_default()
+        .discard_option.map(|option| format!(", or use {option} to discard it")).unwrap_or_default()
     )]
     Unsaved {
         /// The sandbox.
@@ -131,13 +131,13 @@ pub enum ManagerError {
         /// How to save the work.
         fix: String,
         /// The command's option to proceed anyway.
-        way_out: Option<&'static str>,
+        discard_option: Option<&'static str>,
     },
     /// The repository was moved or removed.
     #[error(
         "the repository of sandbox '{name}' is no longer at '{path}'; if it was moved, move it \
          back or create a link there. `palisade download {name} .` fetches the files; `palisade delete \
-         --help` says how to discard them", path = .path.display()
+         --help` shows how to discard them", path = .path.display()
     )]
     RepositoryGone {
         /// The sandbox.
@@ -148,7 +148,7 @@ pub enum ManagerError {
     /// The branch was deleted.
     #[error(
         "the branch '{branch}' of sandbox '{name}' is gone; `git -C '{path}' branch {branch} \
-         {commit}` creates it again at its first commit; `palisade delete --help` says how to discard the \
+         {commit}` creates it again at its first commit; `palisade delete --help` shows how to discard the \
          sandbox", path = .repository.display()
     )]
     BranchGone {
@@ -219,15 +219,15 @@ impl Manager {
 
     /// Lists the sandboxes, oldest first: complete ones, and those that could not be removed.
     pub fn rows(&self) -> Result<Vec<SandboxRow>, ManagerError> {
-        let mut rows = self.rows.all()?;
-        rows.retain(|row| row.stage != RowStage::Making);
+        let mut rows = self.rows.read_all()?;
+        rows.retain(|row| row.stage != RowStage::Creating);
         Ok(rows)
     }
 
     /// Reads the row of a complete sandbox.
     pub fn row(&self, id: &SandboxId) -> Result<SandboxRow, ManagerError> {
         match self.rows.read(id)? {
-            row if row.stage == RowStage::Kept => Ok(row),
+            row if row.stage == RowStage::Complete => Ok(row),
             row => Err(SandboxError::NotFound(row.name.to_string()).into()),
         }
     }
@@ -236,8 +236,8 @@ impl Manager {
     /// others.
     pub fn statuses(&self, rows: &[SandboxRow]) -> Vec<SandboxStatus> {
         parallel::map_concurrent(rows, MAX_STATUS_QUERIES, |row| match row.stage {
-            RowStage::Kept => self.status(&row.id),
-            RowStage::Making | RowStage::Removing => {
+            RowStage::Complete => self.status(&row.id),
+            RowStage::Creating | RowStage::Removing => {
                 SandboxStatus::Error("it could not be removed; delete it again".to_owned())
             }
         })
@@ -251,12 +251,12 @@ impl Manager {
     /// Returns the rows that a crash left unfinished; each needs [`Manager::remove`]. Also cleans
     /// up the backend.
     pub fn unfinished(&self) -> Result<Vec<SandboxRow>, ManagerError> {
-        let mut rows = self.rows.all()?;
+        let mut rows = self.rows.read_all()?;
         for row in &rows {
             let checkpoints = self.checkpoints.join(row.id.as_str());
             checkpoint::clear_unfinished(&checkpoints, &|path| self.backend.remove_files(path));
         }
-        rows.retain(|row| row.stage != RowStage::Kept);
+        rows.retain(|row| row.stage != RowStage::Complete);
         for id in self.backend.cleanup()? {
             tracing::info!(sandbox = %id, "sandbox manager removed an incomplete sandbox");
         }
@@ -277,7 +277,7 @@ impl Manager {
     }
 
     /// Creates a sandbox: branch, backend state, workspace. A failure is rolled back; a success
-    /// needs [`Manager::mark_kept`].
+    /// needs [`Manager::mark_complete`].
     pub fn begin(&self, wanted: &NewSandbox) -> Result<SandboxRow, ManagerError> {
         let name = Slug::from_name(&wanted.name).map_err(SandboxError::from)?;
         let host_repository = wanted.repository.as_deref().map(HostRepository::discover);
@@ -292,12 +292,12 @@ impl Manager {
             repository: host_repository
                 .as_ref()
                 .map(|host_repository| host_repository.root().components().collect()),
-            common: host_repository.as_ref().map(HostRepository::common),
+            common: host_repository.as_ref().map(HostRepository::common_dir),
             branch_made: false,
             base: head.as_ref().map(|head| head.commit.to_string()),
             start: head.as_ref().map(|head| head.commit.to_string()),
-            created: now(),
-            stage: RowStage::Making,
+            created: now_millis(),
+            stage: RowStage::Creating,
             published: Vec::new(),
             repository_file: wanted.repository_file.clone(),
             name,
@@ -328,7 +328,7 @@ impl Manager {
         let _claiming = self.lock_names();
         if self
             .rows
-            .all()?
+            .read_all()?
             .iter()
             .any(|other| other.has_same_name(&row))
         {
@@ -342,6 +342,8 @@ impl Manager {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Creates the branch, the sandbox in the backend, and the workspace. `start` is the repository
+    /// with its first commit.
     fn build(
         &self,
         row: &SandboxRow,
@@ -387,7 +389,7 @@ impl Manager {
     ) -> Result<(), ManagerError> {
         let has_subids = self.backend.subid_map(&[&row.id])?.is_some();
         let (to, owner) = if has_subids {
-            (self.backend.staging(&row.id), None)
+            (self.backend.staging_dir(&row.id), None)
         } else {
             let owner = self.backend.owner(&row.id)?;
             (self.backend.workspace(&row.id), owner)
@@ -455,9 +457,9 @@ impl Manager {
     }
 
     /// Marks a new sandbox as complete.
-    pub fn mark_kept(&self, row: SandboxRow) -> Result<SandboxRow, ManagerError> {
+    pub fn mark_complete(&self, row: SandboxRow) -> Result<SandboxRow, ManagerError> {
         let row = SandboxRow {
-            stage: RowStage::Kept,
+            stage: RowStage::Complete,
             ..row
         };
         self.rows.write(&row)?;
@@ -489,7 +491,7 @@ impl Manager {
             return Ok(());
         };
         let host_repository = HostRepository::discover(repository)?;
-        let commit = commit_of(base)?;
+        let commit = parse_commit(base)?;
         let dirty = false;
         let plan = WorkspacePlan {
             commit,
@@ -556,7 +558,7 @@ impl Manager {
         };
         let output = running
             .as_ref()
-            .and_then(|running| running.ends().get(1))
+            .and_then(|running| running.stdio().get(1))
             .map(|end| end.try_clone())
             .transpose()
             .map_err(SandboxError::system("reading the agent's commits"))?;
@@ -578,10 +580,10 @@ fn repository_of(row: &SandboxRow) -> Result<HostRepository, ManagerError> {
     let Some(repository) = &row.repository else {
         return Err(ManagerError::NoRepository(row.name.clone()));
     };
-    let is_it = |host_repository: &HostRepository| match &row.common {
+    let is_recorded = |host_repository: &HostRepository| match &row.common {
         // The recorded path may be a symbolic link now.
         Some(common) => {
-            std::fs::canonicalize(common).is_ok_and(|now| now == host_repository.common())
+            std::fs::canonicalize(common).is_ok_and(|now| now == host_repository.common_dir())
         }
         None => host_repository
             .root()
@@ -593,7 +595,7 @@ fn repository_of(row: &SandboxRow) -> Result<HostRepository, ManagerError> {
         .flatten()
     {
         match HostRepository::discover(path) {
-            Ok(host_repository) if is_it(&host_repository) => return Ok(host_repository),
+            Ok(host_repository) if is_recorded(&host_repository) => return Ok(host_repository),
             Ok(_) | Err(GitError::NotARepository(_)) => {}
             Err(other) => return Err(other.into()),
         }
@@ -609,14 +611,14 @@ fn creation_reason(row: &SandboxRow) -> String {
     format!("palisade: create sandbox {}", row.id)
 }
 
-fn commit_of(text: &str) -> Result<Oid, ManagerError> {
+fn parse_commit(text: &str) -> Result<Oid, ManagerError> {
     Oid::from_str(text).map_err(|source| {
         let doing = format!("read the commit '{text}'");
         GitError::Git { doing, source }.into()
     })
 }
 
-fn now() -> u64 {
+fn now_millis() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .ok()
@@ -624,7 +626,7 @@ fn now() -> u64 {
         .unwrap_or_default()
 }
 
-/// Creates an id that no sandbox ever had, because audit records outlive the sandbox.
+/// Creates an id that no earlier sandbox had, because audit records of deleted sandboxes remain.
 fn new_id(name: &Slug) -> Result<SandboxId, ManagerError> {
     let mut tail = [0; 5];
     std::fs::File::open("/dev/urandom")

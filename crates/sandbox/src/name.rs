@@ -16,6 +16,7 @@ pub struct Slug(String);
 )]
 pub struct InvalidName(String);
 
+/// Maximum length of a slug, as for a DNS label.
 const MAX_LENGTH: usize = 63;
 
 impl Slug {

@@ -124,32 +124,32 @@ impl Namespace {
         Ok(identity::agent_on_host(record.identity, root))
     }
 
-    /// Ids for the agent of a later sandbox, if they are not the operator's own, so that files can
-    /// be prepared for it. Ids in `promised` are excluded.
-    pub fn free_owner(&self, promised: &[(u32, u32)]) -> Option<(u32, u32)> {
+    /// Returns ids on the host for the agent of a later sandbox, so that its files can be prepared.
+    /// `None` if every agent has the operator's ids. Ids in `reserved` are excluded.
+    pub fn free_owner(&self, reserved: &[(u32, u32)]) -> Option<(u32, u32)> {
         let mut taken = self.taken_ranges();
-        let promised = promised.iter().map(|(user, _)| *user);
-        taken.extend(promised.filter_map(identity::range_of_agent));
+        let reserved = reserved.iter().map(|(user, _)| *user);
+        taken.extend(reserved.filter_map(identity::range_of_agent));
         let seed = self.directory.to_string_lossy();
         let root = Uid::effective().is_root();
         identity::agent_on_host(identity::choose(root, &seed, &taken, None)?, false)
     }
 
-    /// As `create`; if possible, the agent gets these ids on the host.
+    /// As `create`; the agent gets the ids `owner` on the host if they are free.
     pub fn create_for(
         &self,
         config: &SandboxConfig,
         owner: Option<(u32, u32)>,
     ) -> Result<SandboxMetadata, SandboxError> {
-        self.check(config)?;
+        self.check_config(config)?;
         let preferred = owner.and_then(|(user, _)| identity::range_of_agent(user));
-        let (mut record, _mine) = self.reserve(config, preferred)?;
+        let (mut record, _lock) = self.reserve(config, preferred)?;
         match self.build(&mut record, false, LifecycleEvent::Started) {
             Ok(()) => Ok(SandboxMetadata {
                 name: config.name.clone(),
                 branch_name: config.name.branch(),
                 container_id: config.id.to_string(),
-                status: SandboxStatus::of(record.phase),
+                status: SandboxStatus::from_phase(record.phase),
             }),
             Err(error) => {
                 // If the rollback fails, the record is unfinished, and the next start removes the
@@ -191,16 +191,16 @@ impl Namespace {
         self.init_connection(id)?.connect(port)
     }
 
-    /// Connects to the sandbox's workbench: this program, run as the agent, started with these
-    /// arguments if it does not run. The socket does not block.
-    pub fn workbench(&self, id: &SandboxId, words: &[&str]) -> Result<OwnedFd, SandboxError> {
-        self.init_connection(id)?.workbench(words)
+    /// Connects to the sandbox's workbench: this program, which runs as the agent and is started
+    /// with `arguments` if it does not run. The socket does not block.
+    pub fn workbench(&self, id: &SandboxId, arguments: &[&str]) -> Result<OwnedFd, SandboxError> {
+        self.init_connection(id)?.workbench(arguments)
     }
 
-    /// Adds a trusted root certificate to a running sandbox; programs see it when they next read
-    /// their certificates.
+    /// Adds a trusted root certificate to a running sandbox; programs use it as soon as they read
+    /// their certificates again.
     pub fn add_trust(&self, id: &SandboxId, trust: &Trust) -> Result<(), SandboxError> {
-        self.init_connection(id)?.trust(trust)
+        self.init_connection(id)?.add_trust(trust)
     }
 
     /// Lists the listening TCP ports in the sandbox, ascending.
@@ -209,14 +209,14 @@ impl Namespace {
     }
 
     /// Returns the path of the program in the sandbox that owns a connection, if that is certain.
-    /// Takes at most two seconds, whatever init does.
+    /// Fails after two seconds without a reply.
     pub fn socket_owner(
         &self,
         id: &SandboxId,
         from: SocketAddr,
         to: SocketAddr,
     ) -> Result<Option<String>, SandboxError> {
-        client::owner(&self.sandbox_dir(id), from, to)
+        client::find_socket_owner(&self.sandbox_dir(id), from, to)
     }
 
     fn sandbox_dir(&self, id: &SandboxId) -> PathBuf {
@@ -227,6 +227,7 @@ impl Namespace {
         format!("palisade-{id}-{}", path_hash(&self.sandbox_dir(id)))
     }
 
+    /// Takes the lock under which directories of sandboxes are reserved and removed.
     fn lock_all(&self) -> Result<Flock<File>, SandboxError> {
         lock(&self.directory.join(".lock"))
     }
@@ -282,9 +283,9 @@ impl Namespace {
             Err(error) => return SandboxStatus::Error(error.to_string()),
         };
         if record.phase.is_unfinished() {
-            return SandboxStatus::of(record.phase);
+            return SandboxStatus::from_phase(record.phase);
         }
-        if !record.init.is_some_and(Process::lives) {
+        if !record.init.is_some_and(Process::is_running) {
             return SandboxStatus::Error("its processes are gone; resume the sandbox".to_owned());
         }
         if let Some(reason) = self.stopped(id) {
@@ -293,12 +294,12 @@ impl Namespace {
         match cgroup::is_frozen(&record.cgroups) {
             Some(true) => SandboxStatus::Paused,
             Some(false) => SandboxStatus::Active,
-            None => SandboxStatus::of(record.phase),
+            None => SandboxStatus::from_phase(record.phase),
         }
     }
 
     /// Rejects impossible configurations before anything is created.
-    fn check(&self, config: &SandboxConfig) -> Result<(), SandboxError> {
+    fn check_config(&self, config: &SandboxConfig) -> Result<(), SandboxError> {
         let refused = |step: String, reason| SandboxError::Create { step, reason };
         Self::check_root(config)?;
         if config.system.nested && !Uid::effective().is_root() && cgroup::is_delegated() {
@@ -328,7 +329,7 @@ impl Namespace {
             .map_err(system())?;
         let _claims = self.lock_all()?;
         let top: OwnedFd = File::open(&self.directory).map_err(system())?.into();
-        if let Some(reason) = disk::check_room(&top).map_err(system())? {
+        if let Some(reason) = disk::check_free_space(&top).map_err(system())? {
             let step = "checking disk space".to_owned();
             return Err(SandboxError::Create { step, reason });
         }
@@ -354,10 +355,11 @@ impl Namespace {
             phase: Phase::Creating,
             config: config.clone(),
             identity,
-            // Recorded before they are created, so that a crash does not leave them.
+            // The cgroups are recorded before they are created, so that clean-up after a crash
+            // finds them.
             cgroups: cgroup::plan(&self.cgroup_name(&config.id)),
             init: None,
-            creator: Process::this().map_err(system())?,
+            creator: Process::current().map_err(system())?,
             warnings: Vec::new(),
         };
         self.write(&record)?;
@@ -380,12 +382,13 @@ impl Namespace {
             .collect()
     }
 
-    /// The part of `create` that can be rolled back.
+    /// Starts a reserved sandbox, with the cgroups and the launcher. `has_tree` means that the
+    /// files exist already.
     fn build(
         &self,
         record: &mut Record,
         has_tree: bool,
-        then: LifecycleEvent,
+        event: LifecycleEvent,
     ) -> Result<(), SandboxError> {
         let limits = record.config.limits;
         let planned = cgroup::plan(&self.cgroup_name(&record.config.id));
@@ -393,25 +396,28 @@ impl Namespace {
             record.cgroups = planned;
             self.write(record)?;
         }
-        let (cgroups, counted) = cgroup::make(&record.cgroups, limits);
+        let (cgroups, cgroup_limits) = cgroup::create_planned(&record.cgroups, limits);
         record.cgroups.clone_from(&cgroups);
-        for (limited, what) in [(counted.memory, "memory"), (counted.pids, "processes")] {
+        for (limited, what) in [
+            (cgroup_limits.memory, "memory"),
+            (cgroup_limits.pids, "processes"),
+        ] {
             if !limited {
                 record.warnings.push(format!(
                     "{what}: limit applies per process and user: no writable cgroup"
                 ));
             }
         }
-        if !counted.cpu {
+        if !cgroup_limits.cpu {
             let warning = "cpu: the agent runs at idle priority: no writable cgroup";
             record.warnings.push(warning.to_owned());
         }
-        let weighs_sessions = !counted.cpu && scheduling::sessions_have_weight();
-        if weighs_sessions && record.config.system.nested {
+        let lowers_session_weights = !cgroup_limits.cpu && scheduling::sessions_have_weight();
+        if lowers_session_weights && record.config.system.nested {
             let warning = "cpu: with --nested the agent can raise the weight of its sessions";
             record.warnings.push(warning.to_owned());
         }
-        if let (Some(millicpus), false) = (limits.millicpus, counted.cpus) {
+        if let (Some(millicpus), false) = (limits.millicpus, cgroup_limits.cpus) {
             return Err(SandboxError::Create {
                 step: "sandbox.limits.cpus".to_owned(),
                 reason: format!(
@@ -430,8 +436,8 @@ impl Namespace {
             environment: environment::environment(std::env::vars(), &record.config),
             cgroups,
             has_tree,
-            counted,
-            weighs_sessions,
+            cgroup_limits,
+            lowers_session_weights,
         };
         let (channel, child_end) =
             packet::socket_pair().map_err(SandboxError::system("creating a socket pair"))?;
@@ -452,7 +458,7 @@ impl Namespace {
             record,
             &channel,
             &LauncherRequest::Create(Box::new(spec)),
-            then,
+            event,
         );
         // Closing the channel ends the launcher, and with it an init that was not released.
         drop(channel);
@@ -464,10 +470,10 @@ impl Namespace {
     }
 
     fn set_frozen(&self, id: &SandboxId, event: LifecycleEvent) -> Result<(), SandboxError> {
-        let _mine = self.lock_sandbox(id)?;
+        let _lock = self.lock_sandbox(id)?;
         let mut record = self.read(id)?;
         let next = record.phase.after(event)?;
-        if !record.init.is_some_and(Process::lives) {
+        if !record.init.is_some_and(Process::is_running) {
             return Err(SandboxError::NotResponding(
                 "its processes are gone".to_owned(),
             ));
@@ -500,9 +506,9 @@ impl SandboxBackend for Namespace {
     }
 
     fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError> {
-        let _mine = self.lock_sandbox(id)?;
+        let _lock = self.lock_sandbox(id)?;
         let record = match self.read(id) {
-            // An unreadable record: with force, the directory is removed.
+            // With force, the directory is removed even if the record is unreadable.
             Err(_) if force == Force::Yes => return self.destroy(id, None),
             other => other?,
         };
@@ -557,7 +563,8 @@ impl SandboxBackend for Namespace {
             SandboxStatus::Active => match InitConnection::open(&self.sandbox_dir(id)) {
                 Ok(_) => SandboxStatus::Active,
                 Err(SandboxError::Protocol { .. }) => SandboxStatus::Unknown,
-                // If the sandbox was not paused or deleted meanwhile, it should have responded.
+                // The sandbox may have been paused or deleted since. Otherwise init should have
+                // responded.
                 Err(error) => match self.recorded_status(id) {
                     SandboxStatus::Active => SandboxStatus::Error(error.to_string()),
                     other => other,
@@ -568,7 +575,7 @@ impl SandboxBackend for Namespace {
     }
 }
 
-/// Hashes a path, because two gates may have a sandbox of the same id.
+/// Hashes a path for a cgroup's name, because two gates may have sandboxes with the same id.
 fn path_hash(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let hash = path

@@ -1,8 +1,8 @@
 //! Reads the objects of a push in a confined child process, before any byte is sent upstream.
 //!
 //! ```text
-//!   gate (threads, keys)                    child (one thread, nothing)
-//!     │ ── Order, case, pack, bases ───────────▶ │ limits, no capability, seccomp
+//!   gate (threads, keys)                    child (one thread, no keys)
+//!     │ ── Request, context, pack, bases ──────▶ │ limits, no capability, seccomp
 //!     │                                          │ reads every object of the pack
 //!     │ ◀── Found | Malformed | TooMuch ──────── │
 //! ```
@@ -11,7 +11,8 @@
 //! it is read twice and nothing is written, so there is nothing to clean up. A child that crashes,
 //! hangs or exceeds its limits is an error, and an error refuses the push.
 //!
-//! **Never here:** a key, an environment variable, a started program, a decision about the push.
+//! The child never gets a key or an environment variable of the gate, never starts a program, and
+//! never decides about the push.
 
 mod base_packs;
 mod child_main;
@@ -52,8 +53,9 @@ use crate::namespace::packet;
 pub use child_main::pack_reader_main;
 pub use pack::PackBounds;
 
-/// Maximum sizes of a case and of an answer, as JSON.
-const MAX_CASE_BYTES: u64 = 64 << 20;
+/// Maximum size of a push context as JSON.
+const MAX_CONTEXT_BYTES: u64 = 64 << 20;
+/// Maximum size of an answer as JSON.
 const MAX_ANSWER_BYTES: u64 = 16 << 20;
 
 /// Maximum number of base packs of a push; a request is one packet.
@@ -142,7 +144,7 @@ impl PackReaderError {
     }
 }
 
-/// Sent to the child, with the case, the pack and the base packs as open files.
+/// Sent to the child, with the push context, the pack and the base packs as open files.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
@@ -164,13 +166,13 @@ enum Answer {
 
 impl PackReaderPool {
     /// Children run `program` with `arguments`, which must call [`pack_reader_main`]. At most
-    /// `at_once` of them run at a time.
-    pub fn new(program: PathBuf, arguments: Vec<OsString>, at_once: usize) -> Self {
+    /// `max_children` of them run at a time.
+    pub fn new(program: PathBuf, arguments: Vec<OsString>, max_children: usize) -> Self {
         Self {
             program,
             arguments,
             limits: PackReaderLimits::default(),
-            permits: Arc::new(Semaphore::new(at_once)),
+            permits: Arc::new(Semaphore::new(max_children)),
         }
     }
 
@@ -182,16 +184,16 @@ impl PackReaderPool {
     }
 
     /// Reads a push. `pack` is the pack of the push, if it has one. `bases` are complete packs of
-    /// commits and trees that are reachable from upstream's own branches and tags, and nothing
-    /// else: their contents count as upstream's. Without them, restricted paths in the push are
-    /// reported as unknown. A thin pack is readable if a base holds the objects that it leaves out,
-    /// blobs included. The `old` id of an update is trusted if a base has it: the caller compares
-    /// it with the refs that upstream advertises.
+    /// commits and trees that are reachable from upstream's own branches and tags, and no other
+    /// objects: upstream is assumed to have the contents of these packs. Without them, restricted
+    /// paths in the push are reported as unknown. A thin pack is readable if a base holds the
+    /// objects that it leaves out, blobs included. The `old` id of an update is trusted if a base
+    /// has it: the caller compares it with the refs that upstream advertises.
     ///
     /// Dropping the future kills the child.
     pub async fn read(
         &self,
-        case: &PushContext,
+        context: &PushContext,
         pack: Option<PackFile>,
         bases: Vec<PackFile>,
     ) -> Result<Findings, PackReaderError> {
@@ -200,7 +202,7 @@ impl PackReaderPool {
             .acquire()
             .await
             .map_err(child_error("pool is closed"))?;
-        let reading = self.read_in_child(case.clone(), pack, bases);
+        let reading = self.read_in_child(context.clone(), pack, bases);
         let limit = Duration::from_secs(self.limits.seconds);
         tokio::time::timeout(limit, reading)
             .await
@@ -209,26 +211,26 @@ impl PackReaderPool {
 
     async fn read_in_child(
         &self,
-        case: PushContext,
+        context: PushContext,
         pack: Option<PackFile>,
         bases: Vec<PackFile>,
     ) -> Result<Findings, PackReaderError> {
         let this = self.clone();
-        let started = tokio::task::spawn_blocking(move || this.start(&case, pack, bases));
+        let started = tokio::task::spawn_blocking(move || this.start(&context, pack, bases));
         let mut child = started
             .await
-            .map_err(child_error("it could not be started"))??;
+            .map_err(child_error("the child could not be started"))??;
         let mut answer = Vec::new();
         if let Some(out) = child.stdout.take() {
             out.take(MAX_ANSWER_BYTES)
                 .read_to_end(&mut answer)
                 .await
-                .map_err(child_error("its answer could not be read"))?;
+                .map_err(child_error("the answer could not be read"))?;
         }
         let status = child
             .wait()
             .await
-            .map_err(child_error("its exit status could not be read"))?;
+            .map_err(child_error("the exit status could not be read"))?;
         if answer.is_empty() {
             return Err(PackReaderError::Child(self.describe_exit(status)));
         }
@@ -236,7 +238,7 @@ impl PackReaderPool {
             Ok(Answer::Found(findings)) => Ok(findings),
             Ok(Answer::Malformed(why)) => Err(PackReaderError::Malformed(why)),
             Ok(Answer::TooMuch(what)) => Err(PackReaderError::TooMuch(what)),
-            Ok(Answer::Failed(how)) => Err(PackReaderError::Child(how)),
+            Ok(Answer::Failed(failure)) => Err(PackReaderError::Child(failure)),
             Err(_) => Err(PackReaderError::Child(self.describe_exit(status))),
         }
     }
@@ -244,7 +246,7 @@ impl PackReaderPool {
     /// Starts a child and sends the request. The child is killed when it is dropped.
     fn start(
         &self,
-        case: &PushContext,
+        context: &PushContext,
         pack: Option<PackFile>,
         bases: Vec<PackFile>,
     ) -> Result<Child, PackReaderError> {
@@ -258,24 +260,25 @@ impl PackReaderPool {
             pack: pack.as_ref().map(|pack| pack.offset),
             bases: bases.iter().map(|base| base.offset).collect(),
         };
-        let case = write_case(case)?;
-        let (line, its) = packet::socket_pair().map_err(child_error("it could not be started"))?;
+        let context = write_context(context)?;
+        let (channel, child_end) =
+            packet::socket_pair().map_err(child_error("the child could not be started"))?;
         let child = Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
-            // With this setting mimalloc commits only the memory that it uses; the rest would count
-            // towards the limit.
+            // With this setting mimalloc commits only the memory that it uses. Committed memory
+            // counts towards the limit, even if it is unused.
             .env("MIMALLOC_ARENA_EAGER_COMMIT", "0")
             .current_dir("/")
-            .stdin(Stdio::from(its))
+            .stdin(Stdio::from(child_end))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .kill_on_drop(true)
             .spawn()
-            .map_err(child_error("it could not be started"))?;
+            .map_err(child_error("the child could not be started"))?;
         let files = pack.iter().chain(&bases).map(|pack| pack.file.as_fd());
-        let descriptors: Vec<_> = std::iter::once(case.as_fd()).chain(files).collect();
-        match packet::send(line.as_fd(), &request, &descriptors) {
+        let descriptors: Vec<_> = std::iter::once(context.as_fd()).chain(files).collect();
+        match packet::send(channel.as_fd(), &request, &descriptors) {
             // The child has exited already; its exit status explains more than this error.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             sent => sent.map_err(child_error("the request could not be sent"))?,
@@ -300,22 +303,23 @@ impl PackReaderPool {
     }
 }
 
-/// Writes the case to an anonymous file.
-fn write_case(case: &PushContext) -> Result<OwnedFd, PackReaderError> {
-    let text = serde_json::to_vec(case).map_err(child_error("the case could not be sent"))?;
-    if text.len() as u64 > MAX_CASE_BYTES {
+/// Writes the push context to an anonymous file.
+fn write_context(context: &PushContext) -> Result<OwnedFd, PackReaderError> {
+    let text =
+        serde_json::to_vec(context).map_err(child_error("the push context could not be sent"))?;
+    if text.len() as u64 > MAX_CONTEXT_BYTES {
         return Err(PackReaderError::TooMuch(format!(
-            "the list of refs is over the bound of {MAX_CASE_BYTES} bytes"
+            "the list of refs is over the bound of {MAX_CONTEXT_BYTES} bytes"
         )));
     }
-    let file = memfd_create(c"case", MFdFlags::MFD_CLOEXEC)
-        .map_err(child_error("the case could not be sent"))?;
+    let file = memfd_create(c"context", MFdFlags::MFD_CLOEXEC)
+        .map_err(child_error("the push context could not be sent"))?;
     let mut file = File::from(file);
     file.write_all(&text)
-        .map_err(child_error("the case could not be sent"))?;
+        .map_err(child_error("the push context could not be sent"))?;
     Ok(file.into())
 }
 
-fn child_error<E: std::fmt::Display>(how: &'static str) -> impl Fn(E) -> PackReaderError {
-    move |error| PackReaderError::Child(format!("{how} ({error})"))
+fn child_error<E: std::fmt::Display>(failure: &'static str) -> impl Fn(E) -> PackReaderError {
+    move |error| PackReaderError::Child(format!("{failure} ({error})"))
 }

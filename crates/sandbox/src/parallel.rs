@@ -3,28 +3,28 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Items that a thread takes at a time.
-const BATCH: usize = 32;
+const BATCH_SIZE: usize = 32;
 
-/// Calls `query` for every item, on at most `at_once` threads, for calls that wait and need no
+/// Calls `call` for every item, on at most `max_threads` threads, for calls that wait and need no
 /// processor time. The results are in the items' order.
 pub(crate) fn map_concurrent<T: Sync, R: Send>(
     items: &[T],
-    at_once: usize,
-    query: impl Fn(&T) -> R + Sync,
+    max_threads: usize,
+    call: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let run = || {
-        let mut answers = Vec::new();
+        let mut results = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(item) = items.get(index) else {
-                return answers;
+                return results;
             };
-            answers.push((index, query(item)));
+            results.push((index, call(item)));
         }
     };
-    let threads = at_once.min(items.len());
-    let mut answers = if threads < 2 {
+    let threads = max_threads.min(items.len());
+    let mut results = if threads < 2 {
         run()
     } else {
         std::thread::scope(|scope| {
@@ -32,15 +32,15 @@ pub(crate) fn map_concurrent<T: Sync, R: Send>(
             let mut all = Vec::with_capacity(items.len());
             for thread in threads {
                 match thread.join() {
-                    Ok(answers) => all.extend(answers),
+                    Ok(results) => all.extend(results),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
             all
         })
     };
-    answers.sort_unstable_by_key(|(index, _)| *index);
-    answers.into_iter().map(|(_, answer)| answer).collect()
+    results.sort_unstable_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 /// Calls `work` for every item, on one thread for each core (at most eight), each with its own
@@ -51,29 +51,32 @@ pub(crate) fn parallel<T: Sync, S, R: Send, E: Send>(
     work: impl Fn(&mut S, &T) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, E> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.clamp(1, 8).min(items.len().div_ceil(BATCH)).max(1);
+    let threads = cores
+        .clamp(1, 8)
+        .min(items.len().div_ceil(BATCH_SIZE))
+        .max(1);
     let next = AtomicUsize::new(0);
     let failed = AtomicBool::new(false);
     let run = || {
         let mut state = start()?;
         let mut done = Vec::new();
         while !failed.load(Ordering::Relaxed) {
-            let from = next.fetch_add(BATCH, Ordering::Relaxed);
+            let from = next.fetch_add(BATCH_SIZE, Ordering::Relaxed);
             let Some(rest) = items.get(from..).filter(|rest| !rest.is_empty()) else {
                 break;
             };
-            for item in rest.iter().take(BATCH) {
+            for item in rest.iter().take(BATCH_SIZE) {
                 done.push(work(&mut state, item)?);
             }
         }
         Ok(done)
     };
-    let marked = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));
+    let run_and_mark = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));
     if threads == 1 {
-        return marked();
+        return run_and_mark();
     }
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(marked)).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(run_and_mark)).collect();
         let mut all = Vec::with_capacity(items.len());
         for worker in workers {
             match worker.join() {
@@ -96,11 +99,11 @@ mod tests {
         let items: Vec<usize> = (0..40).collect();
         // No call returns before four calls run.
         let four = Barrier::new(4);
-        let answers = map_concurrent(&items, 4, |item| {
+        let results = map_concurrent(&items, 4, |item| {
             four.wait();
             item * 2
         });
-        assert_eq!(answers, (0..80).step_by(2).collect::<Vec<_>>());
+        assert_eq!(results, (0..80).step_by(2).collect::<Vec<_>>());
         assert_eq!(map_concurrent(&items[..1], 4, |item| *item), [0]);
         assert_eq!(map_concurrent(&items[..0], 4, |item| *item), [0; 0]);
     }

@@ -34,13 +34,13 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
 /// Bytes of an archive in one request; base64 adds a third.
-const CHUNK: usize = 6 << 20;
+const CHUNK_BYTES: usize = 6 << 20;
 
 /// Maximum bytes kept of a script's error output.
 const MAX_REFUSAL_BYTES: usize = 4096;
 
-/// Archive overhead for each entry.
-const PER_ENTRY: u64 = 4096;
+/// Maximum overhead of an archive for each entry.
+const MAX_ENTRY_OVERHEAD_BYTES: u64 = 4096;
 
 /// The stream that a command wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl<T: RemoteTools> RemoteBackend<T> {
         }
     }
 
-    fn managed_externally(&self, id: &SandboxId, what: &'static str) -> SandboxError {
+    fn managed_externally_error(&self, id: &SandboxId, what: &'static str) -> SandboxError {
         match self.check(id) {
             Ok(()) => SandboxError::ManagedExternally(what),
             Err(error) => error,
@@ -119,34 +119,35 @@ impl<T: RemoteTools> RemoteBackend<T> {
         command: &SandboxCommand,
         on_output: &mut dyn FnMut(OutputStream, &[u8]) -> ControlFlow<()>,
     ) -> Result<CommandEnd, SandboxError> {
-        let name = script::fresh_name()?;
+        let name = script::random_name()?;
         let input = (!command.stdin.is_empty()).then_some(name.as_str());
-        let script = Script::of(command, input, &name)?;
+        let script = Script::for_command(command, input, &name)?;
         if let Some(name) = input {
             self.upload_bytes(name, &mut command.stdin.as_slice())?;
         }
         let timeout = command.timeout.unwrap_or(DEFAULT_TIMEOUT);
-        // The start of the error output, while it may be the script's own refusal.
-        let mut held = Some(Vec::new());
+        // The start of the error output is buffered while it may be a refusal of the script.
+        let mut buffered_stderr = Some(Vec::new());
         let end = self
             .tools
             .run(&script.line, timeout, &mut |stream, bytes| {
                 if stream == OutputStream::Stderr
-                    && let Some(first) = &mut held
+                    && let Some(first) = &mut buffered_stderr
                 {
                     first.extend_from_slice(bytes);
                     if script.may_be_refusal_prefix(first) && first.len() < MAX_REFUSAL_BYTES {
                         return ControlFlow::Continue(());
                     }
-                    let first = held.take().unwrap_or_default();
+                    let first = buffered_stderr.take().unwrap_or_default();
                     return on_output(stream, &first);
                 }
                 on_output(stream, bytes)
             })
             .map_err(SandboxError::NotResponding)?;
-        let held = held.unwrap_or_default();
+        let buffered_stderr = buffered_stderr.unwrap_or_default();
         if let CommandEnd::Code(code) = end
-            && let Some(StartRefusal { step, reason }) = script.start_refusal(code, &held)
+            && let Some(StartRefusal { step, reason }) =
+                script.start_refusal(code, &buffered_stderr)
         {
             return Err(SandboxError::Start {
                 program: script.program,
@@ -154,8 +155,8 @@ impl<T: RemoteTools> RemoteBackend<T> {
                 reason,
             });
         }
-        if !held.is_empty() {
-            let _ = on_output(OutputStream::Stderr, &held);
+        if !buffered_stderr.is_empty() {
+            let _ = on_output(OutputStream::Stderr, &buffered_stderr);
         }
         Ok(end)
     }
@@ -166,10 +167,10 @@ impl<T: RemoteTools> RemoteBackend<T> {
         let end = self
             .tools
             .run(&script.line, TRANSFER_TIMEOUT, &mut |_, bytes| {
-                let room = MAX_REFUSAL_BYTES
+                let length = MAX_REFUSAL_BYTES
                     .saturating_sub(output.len())
                     .min(bytes.len());
-                output.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                output.extend_from_slice(bytes.get(..length).unwrap_or_default());
                 ControlFlow::Continue(())
             })
             .map_err(SandboxError::NotResponding)?;
@@ -190,7 +191,7 @@ impl<T: RemoteTools> RemoteBackend<T> {
         loop {
             piece.clear();
             let length = bytes
-                .take(CHUNK as u64)
+                .take(CHUNK_BYTES as u64)
                 .read_to_end(&mut piece)
                 .map_err(SandboxError::system("reading the archive"))?;
             if length == 0 {
@@ -210,15 +211,15 @@ impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        Err(self.managed_externally(id, "paused"))
+        Err(self.managed_externally_error(id, "paused"))
     }
 
     fn resume(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        Err(self.managed_externally(id, "resumed"))
+        Err(self.managed_externally_error(id, "resumed"))
     }
 
     fn delete(&self, id: &SandboxId, _: Force) -> Result<(), SandboxError> {
-        Err(self.managed_externally(id, "deleted"))
+        Err(self.managed_externally_error(id, "deleted"))
     }
 
     fn exec(
@@ -264,20 +265,20 @@ impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
         self.check(id)?;
         // The whole archive is read before anything is sent, so that a truncated archive changes
         // nothing.
-        let (stage, moved) = unpack_to_stage(archive, bounds)?;
+        let (stage, summary) = unpack_to_stage(archive, bounds)?;
         let mut packed = tempfile::tempfile().map_err(SandboxError::system("packing"))?;
         transfer::pack_members(stage.path(), &mut packed)?;
         packed
             .rewind()
             .map_err(SandboxError::system("reading the archive"))?;
-        let name = script::fresh_name()?;
-        let brought = self
+        let name = script::random_name()?;
+        let result = self
             .upload_bytes(&name, &mut packed)
             .and_then(|()| self.run_checked(&script::unpack(&name, to)?, "unpacking"));
-        if brought.is_err() {
+        if result.is_err() {
             let _ = self.run_checked(&script::remove(&name), "cleaning up");
         }
-        brought.map(|()| moved)
+        result.map(|()| summary)
     }
 
     fn download(
@@ -289,10 +290,10 @@ impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
     ) -> Result<TransferSummary, SandboxError> {
         self.check(id)?;
         let system = SandboxError::system("storing the archive");
-        let mut kept = tempfile::tempfile().map_err(system)?;
-        let most = bounds
+        let mut stored = tempfile::tempfile().map_err(system)?;
+        let max_bytes = bounds
             .bytes
-            .saturating_add(bounds.entries.saturating_mul(PER_ENTRY));
+            .saturating_add(bounds.entries.saturating_mul(MAX_ENTRY_OVERHEAD_BYTES));
         let script = script::pack(from)?;
         let mut decoder = Decoder::default();
         let (mut stderr, mut failure, mut total) = (Vec::new(), None, 0_u64);
@@ -300,18 +301,19 @@ impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
             .tools
             .run(&script.line, TRANSFER_TIMEOUT, &mut |stream, bytes| {
                 if stream == OutputStream::Stderr {
-                    let room = MAX_REFUSAL_BYTES
+                    let length = MAX_REFUSAL_BYTES
                         .saturating_sub(stderr.len())
                         .min(bytes.len());
-                    stderr.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                    stderr.extend_from_slice(bytes.get(..length).unwrap_or_default());
                     return ControlFlow::Continue(());
                 }
-                let written = decoder.take(bytes).and_then(|bytes| {
+                let written = decoder.decode(bytes).and_then(|bytes| {
                     total = total.saturating_add(bytes.len() as u64);
-                    kept.write_all(&bytes)
+                    stored
+                        .write_all(&bytes)
                         .map_err(SandboxError::system("storing the archive"))
                 });
-                if total > most && failure.is_none() {
+                if total > max_bytes && failure.is_none() {
                     failure = Some(TransferError::TooLarge(bounds.bytes).into());
                 }
                 if let Err(error) = written {
@@ -340,14 +342,15 @@ impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
                 output.trim()
             )));
         }
-        kept.rewind()
+        stored
+            .rewind()
             .map_err(SandboxError::system("reading the archive"))?;
-        let (stage, _) = unpack_to_stage(&mut kept, bounds)?;
+        let (stage, _) = unpack_to_stage(&mut stored, bounds)?;
         Ok(transfer::pack_members(stage.path(), archive)?)
     }
 
     fn listeners(&self, id: &SandboxId) -> Result<Vec<SandboxListener>, SandboxError> {
-        Err(self.managed_externally(id, "given a network"))
+        Err(self.managed_externally_error(id, "given a network"))
     }
 
     fn status(&self, id: &SandboxId) -> SandboxStatus {
@@ -367,8 +370,8 @@ fn unpack_to_stage(
     bounds: &TransferBounds,
 ) -> Result<(tempfile::TempDir, TransferSummary), SandboxError> {
     let stage = tempfile::tempdir().map_err(SandboxError::system("making a directory"))?;
-    let moved = transfer::unpack(archive, stage.path(), bounds, &UnpackRules::FOR_SANDBOX)?;
-    Ok((stage, moved))
+    let summary = transfer::unpack(archive, stage.path(), bounds, &UnpackRules::FOR_SANDBOX)?;
+    Ok((stage, summary))
 }
 
 /// Incremental base64 decoder that ignores line ends.
@@ -378,7 +381,7 @@ struct Decoder {
 }
 
 impl Decoder {
-    fn take(&mut self, bytes: &[u8]) -> Result<Vec<u8>, SandboxError> {
+    fn decode(&mut self, bytes: &[u8]) -> Result<Vec<u8>, SandboxError> {
         let text = bytes.iter().filter(|byte| !byte.is_ascii_whitespace());
         self.rest.extend(text);
         let whole = self.rest.len() - self.rest.len() % 4;
@@ -402,11 +405,11 @@ mod tests {
             let mut decoder = Decoder::default();
             let mut out = Vec::new();
             for piece in text.as_bytes().chunks(size) {
-                out.extend(decoder.take(piece).unwrap());
-                out.extend(decoder.take(b"\n").unwrap());
+                out.extend(decoder.decode(piece).unwrap());
+                out.extend(decoder.decode(b"\n").unwrap());
             }
             assert_eq!(out, all);
         }
-        assert!(Decoder::default().take(b"????").is_err());
+        assert!(Decoder::default().decode(b"????").is_err());
     }
 }

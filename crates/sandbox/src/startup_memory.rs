@@ -19,18 +19,18 @@ struct Mapping {
 pub fn release_startup_memory() -> io::Result<()> {
     let program = fs::read_link("/proc/self/exe")?;
     let maps = fs::read_to_string("/proc/self/smaps")?;
-    for Mapping { start, length } in unchanged(&maps, &program) {
-        // SAFETY: the mapping is of a file, private, cannot be written to and has no page of
-        // its own (it had none when it was read, and without the right to write gets none), so
-        // that every page that goes comes back from the file as it was.
-        let given = unsafe {
+    for Mapping { start, length } in unmodified_mappings(&maps, &program) {
+        // SAFETY: the mapping is a private, read-only mapping of a file, and none of its pages
+        // was modified. The kernel therefore reads a released page from the file again, with the
+        // same content.
+        let result = unsafe {
             libc::madvise(
                 std::ptr::with_exposed_provenance_mut(start),
                 length,
                 libc::MADV_DONTNEED,
             )
         };
-        if given != 0 {
+        if result != 0 {
             return Err(io::Error::last_os_error());
         }
     }
@@ -39,11 +39,11 @@ pub fn release_startup_memory() -> io::Result<()> {
 
 /// Returns the mappings of `program` that are read-only and were never written: pages in which the
 /// loader relocated addresses differ from the file (proc_pid_smaps(5), `Anonymous`).
-fn unchanged(maps: &str, program: &Path) -> Vec<Mapping> {
+fn unmodified_mappings(maps: &str, program: &Path) -> Vec<Mapping> {
     let mut found = Vec::new();
     let mut current = None;
     for line in maps.lines() {
-        if let Some(mapping) = header(line, program) {
+        if let Some(mapping) = parse_header(line, program) {
             current = mapping;
         } else if line.split_whitespace().eq(["Anonymous:", "0", "kB"]) {
             found.extend(current.take());
@@ -54,7 +54,7 @@ fn unchanged(maps: &str, program: &Path) -> Vec<Mapping> {
 
 /// Parses the first line of a mapping; `Some(None)` if it is not a mapping of the program. The last
 /// field may contain spaces.
-fn header(line: &str, program: &Path) -> Option<Option<Mapping>> {
+fn parse_header(line: &str, program: &Path) -> Option<Option<Mapping>> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
     let start = usize::from_str_radix(start, 16).ok()?;
@@ -62,8 +62,8 @@ fn header(line: &str, program: &Path) -> Option<Option<Mapping>> {
     let mut fields = rest.splitn(5, ' ');
     let rights = fields.next()?;
     let file = fields.nth(3).map_or("", str::trim_start);
-    let ours = matches!(rights, "r--p" | "r-xp") && Path::new(file) == program;
-    Some(ours.then_some(Mapping {
+    let is_program = matches!(rights, "r--p" | "r-xp") && Path::new(file) == program;
+    Some(is_program.then_some(Mapping {
         start,
         length: end.saturating_sub(start),
     }))
@@ -91,7 +91,7 @@ Anonymous:             0 kB
 
     #[test]
     fn only_unmodified_file_mappings_are_released() {
-        let found = unchanged(MAPS, Path::new("/opt/a program"));
+        let found = unmodified_mappings(MAPS, Path::new("/opt/a program"));
         let expected = [(0x5000, 0x2000), (0x7000, 0x3000)];
         assert_eq!(
             found,

@@ -1,11 +1,11 @@
 //! Uploads and downloads as tar archives.
 //!
 //! ```text
-//!   operator's files ── pack ──▶ archive ──▶ unpack, inside, as the agent
-//!   operator's files ◀─ unpack ─ archive ◀── pack, inside, as the agent
+//!   operator's files ── pack ──▶ archive ──▶ unpack in the sandbox, as the agent
+//!   operator's files ◀─ unpack ─ archive ◀── pack in the sandbox, as the agent
 //! ```
 //!
-//! The host never opens a path that an agent controls: inside the sandbox the same code runs as the
+//! The host never opens a path that an agent controls: in the sandbox the same code runs as the
 //! agent. A downloaded archive is still untrusted. Members are opened component by component and
 //! never through a link, collected in a staging directory, and moved to their targets after the
 //! last member was checked.
@@ -51,24 +51,25 @@ pub fn pack(
     into: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
 ) -> Result<TransferSummary, TransferError> {
-    pack_within(source, into, &NO_BOUNDS, progress)
+    pack_within(source, into, &UNLIMITED, progress)
 }
 
-/// As [`pack`], but skips the gate's state directory with a note, whatever its path: it contains
-/// the sandbox that the archive goes to. A source below it is refused.
+/// As [`pack`], but skips the gate's state directory `state` with a note, because the state
+/// directory contains the sandbox that receives the archive. A source in the state directory is
+/// refused.
 pub fn pack_except(
     state: &Path,
     source: &Path,
     into: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
 ) -> Result<TransferSummary, TransferError> {
-    let mut packer = Packer::new(into, &NO_BOUNDS, progress);
+    let mut packer = Packer::new(into, &UNLIMITED, progress);
     packer.skip(state)?;
     packer.add(source)?;
     packer.finish()
 }
 
-const NO_BOUNDS: TransferBounds = TransferBounds {
+const UNLIMITED: TransferBounds = TransferBounds {
     bytes: u64::MAX,
     entries: u64::MAX,
 };
@@ -97,7 +98,7 @@ pub(crate) fn pack_members(
         .map_err(failed())?;
     names.sort_by_key(std::fs::DirEntry::file_name);
     let mut nothing = |_| {};
-    let mut packer = Packer::new(into, &NO_BOUNDS, &mut nothing);
+    let mut packer = Packer::new(into, &UNLIMITED, &mut nothing);
     let mut links = Vec::new();
     for entry in names {
         if entry.file_type().map_err(failed())?.is_symlink() {
@@ -124,12 +125,12 @@ pub fn unpack(
     let mut stage = Stage::open(target, bounds, *rules)?;
     let mut members = reader::Reader::new(archive);
     while let Some(member) = members.next_member()? {
-        stage.take(&member, &mut members)?;
+        stage.unpack_member(&member, &mut members)?;
     }
-    stage.settle()
+    stage.publish()
 }
 
-/// What an unpacking allows.
+/// The rules of an unpacking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnpackRules {
     /// How an existing file is treated.
@@ -141,14 +142,15 @@ pub struct UnpackRules {
 }
 
 impl UnpackRules {
-    /// For archives of an agent.
+    /// The rules for archives of an agent.
     pub const FOR_HOST: Self = Self {
         overwrite: Overwrite::No,
-        links: LinkPolicy::Inside,
-        repositories: RepositoryPolicy::LeftOut,
+        links: LinkPolicy::BelowTarget,
+        repositories: RepositoryPolicy::Skip,
     };
 
-    /// For archives of the operator: the agent could create any link itself.
+    /// The rules for archives of the operator, which are unpacked as the agent. Links are not
+    /// restricted, because the agent could create any link itself.
     pub(crate) const FOR_SANDBOX: Self = Self {
         overwrite: Overwrite::Yes,
         links: LinkPolicy::Any,
@@ -161,27 +163,26 @@ impl UnpackRules {
 pub enum Overwrite {
     /// The file is kept, and nothing is unpacked.
     No,
-    /// The file is replaced. A directory is never replaced by another kind of entry, or the
-    /// reverse.
+    /// The file is replaced. A directory and another kind of entry never replace each other.
     Yes,
 }
 
 /// Which symbolic links are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkPolicy {
-    /// Those that point below the target; others are skipped with a note.
-    Inside,
-    /// All.
+    /// Links that point below the target. Other links are skipped with a note.
+    BelowTarget,
+    /// All links.
     Any,
 }
 
 /// How a `.git` is treated, in any spelling that some file system accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepositoryPolicy {
-    /// It is skipped with a note: its hooks and configuration run programs as soon as git is run
-    /// there. Other files that configure tools are reported.
-    LeftOut,
-    /// It is unpacked like any other file.
+    /// The `.git` is skipped with a note, because its hooks and configuration run programs as soon
+    /// as git is run there. Other files that configure tools are reported.
+    Skip,
+    /// The `.git` is unpacked like any other file.
     Any,
 }
 
@@ -231,10 +232,12 @@ pub enum MemberRefusal {
     Absolute,
     /// The path contains `..`.
     #[error("its path has '..' in it")]
-    Climbs,
+    #[serde(rename = "Climbs")]
+    DotDot,
     /// The path is invalid.
     #[error("its path is empty, too long, too deep or has a NUL in it")]
-    NoPath,
+    #[serde(rename = "NoPath")]
+    InvalidPath,
     /// A parent of the member is no directory.
     #[error("a parent of it is a link or a file")]
     ThroughLink,
@@ -252,7 +255,8 @@ pub enum MemberRefusal {
     Sparse,
     /// The archive has the path twice.
     #[error("it is in the archive twice")]
-    Twice,
+    #[serde(rename = "Twice")]
+    Duplicate,
     /// The member has another type.
     #[error("it is neither file, directory nor link")]
     Unknown,
@@ -269,10 +273,12 @@ pub enum MemberRefusal {
     #[error(
         "it runs or configures tools on the operator's machine; the operator can download it themselves"
     )]
-    Steers,
+    #[serde(rename = "Steers")]
+    ConfiguresTools,
     /// The path is in the gate's state directory.
     #[error("it is in palisade's own state directory, which contains the target sandbox")]
-    OurOwn,
+    #[serde(rename = "OurOwn")]
+    StateDirectory,
 }
 
 impl TransferError {
@@ -307,7 +313,7 @@ fn skip(summary: &mut TransferSummary, path: &[u8], why: &str) {
 fn note(notes: &mut Vec<String>, path: &[u8], why: &str) {
     if notes.len() < MAX_NOTES {
         let path = String::from_utf8_lossy(path);
-        // Bounded for a reader, and so that all notes together fit a pipe.
+        // The path is truncated, so that a note is readable and all notes together fit a pipe.
         let path: String = path.escape_debug().take(MAX_NOTE_CHARS).collect();
         notes.push(format!("{path}: {why}"));
     }

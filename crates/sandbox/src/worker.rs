@@ -1,7 +1,7 @@
 //! Snapshot worker: a confined process that parses the agent's files and commits.
 //!
 //! ```text
-//!   gate (threads, keys)                 worker (one thread, nothing)
+//!   gate (threads, keys)                 worker (one thread, no keys)
 //!     │ ── request + bundle's pipe ────────▶ │ opens repository, workspace, manifest
 //!     │                                      │ drops capabilities, sets limits, seccomp
 //!     │                                      │ reads the bundle, walks the files, commits
@@ -12,7 +12,8 @@
 //! limits is an error; the branch is unchanged, because it moves last, and the next worker removes
 //! the quarantine that was left.
 //!
-//! **Never here:** a key, the operator's environment, a started program, an open socket.
+//! The worker never gets a key or the operator's environment, never starts a program, and never
+//! opens a socket.
 
 mod child_main;
 pub(crate) mod profile;
@@ -108,13 +109,13 @@ pub struct SnapshotRequest {
 pub struct SnapshotReport {
     /// The branch's commit now.
     pub tip: String,
-    /// Whether it moved.
+    /// Whether the branch moved.
     pub moved: bool,
     /// The number of imported commits.
     pub commits: u64,
-    /// How many files were read.
+    /// The number of files that were read.
     pub read: u64,
-    /// The skipped paths, as far as they fit; see `left_out`.
+    /// The first skipped paths; `left_out` counts all.
     pub skipped: Vec<SkippedPath>,
     /// The number of skipped paths.
     pub left_out: u64,
@@ -122,7 +123,7 @@ pub struct SnapshotReport {
     pub unsaved: u64,
     /// Why the agent's commits were not imported, if the import failed.
     pub import_error: Option<String>,
-    /// Descriptions of commits that only the workspace's repository has, as far as they fit.
+    /// Descriptions of the first commits that only the workspace's repository has.
     pub strays: Vec<String>,
     /// The number of such commits.
     pub stray_count: u64,
@@ -132,7 +133,7 @@ impl SnapshotReport {
     /// Describes the work that exists in the workspace only: the first few items, and the number of
     /// others.
     pub fn unsaved_work(&self) -> Option<String> {
-        const SHOWN: usize = 5;
+        const MAX_LISTED: usize = 5;
         let files = usize::try_from(self.unsaved).unwrap_or(usize::MAX);
         let files = self.skipped.iter().take(files);
         let files = files.map(|one| format!("'{}' ({})", one.path.escape_debug(), one.why));
@@ -142,7 +143,7 @@ impl SnapshotReport {
             .iter()
             .cloned()
             .chain(files)
-            .take(SHOWN)
+            .take(MAX_LISTED)
             .collect();
         let more = all.saturating_sub(named.len() as u64);
         let more = (more > 0).then(|| format!("{more} more"));
@@ -152,7 +153,7 @@ impl SnapshotReport {
     }
 }
 
-/// A path that a snapshot left out.
+/// A path that a snapshot skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SkippedPath {
@@ -214,9 +215,9 @@ impl SnapshotWorker {
         bundle: Option<OwnedFd>,
     ) -> Result<SnapshotReport, GitError> {
         let deadline = Instant::now() + Duration::from_secs(self.limits.seconds);
-        let (line, its) =
+        let (channel, child_end) =
             packet::socket_pair().map_err(|error| worker_error("could not be started", &error))?;
-        let mut child = self.start(its)?;
+        let mut child = self.start(child_end)?;
         let mut request = Request {
             snapshot: order.clone(),
             limits: self.limits,
@@ -224,16 +225,16 @@ impl SnapshotWorker {
         };
         let message = &mut request.snapshot.message;
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
-        packet::enlarge_buffers(&line)
+        packet::enlarge_buffers(&channel)
             .map_err(|error| worker_error("could not be started", &error))?;
         let sent = {
             let descriptors: Vec<_> = bundle.iter().map(AsFd::as_fd).collect();
-            packet::send(line.as_fd(), &request, &descriptors)
+            packet::send(channel.as_fd(), &request, &descriptors)
         };
         // The worker has its own descriptor; this one would keep the pipe open after the worker
         // closes it.
         drop(bundle);
-        let answer = sent.and_then(|()| receive_answer(&line, deadline));
+        let answer = sent.and_then(|()| receive_answer(&channel, deadline));
         match answer {
             Ok(Some(Answer::Done(report))) => {
                 child.wait();
@@ -247,7 +248,7 @@ impl SnapshotWorker {
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
                 child.kill();
                 Err(GitError::Worker {
-                    how: format!("timed out after {} s", self.limits.seconds),
+                    cause: format!("timed out after {} s", self.limits.seconds),
                     hint: "",
                 })
             }
@@ -262,13 +263,13 @@ impl SnapshotWorker {
         }
     }
 
-    fn start(&self, line: OwnedFd) -> Result<WorkerProcess, GitError> {
+    fn start(&self, channel: OwnedFd) -> Result<WorkerProcess, GitError> {
         let mut command = Command::new(&self.program);
         command
             .args(&self.arguments)
             .env_clear()
             .current_dir("/")
-            .stdin(Stdio::from(line))
+            .stdin(Stdio::from(channel))
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         for name in PASSED_VARIABLES {
@@ -304,23 +305,23 @@ impl Drop for WorkerProcess {
     }
 }
 
-fn worker_error(how: &str, error: &std::io::Error) -> GitError {
+fn worker_error(cause: &str, error: &std::io::Error) -> GitError {
     GitError::Worker {
-        how: format!("{how} ({error})"),
+        cause: format!("{cause} ({error})"),
         hint: "",
     }
 }
 
 /// Receives the worker's answer; `None` if the worker exited without one.
-fn receive_answer(line: &OwnedFd, deadline: Instant) -> std::io::Result<Option<Answer>> {
-    if !readable(line, deadline)? {
+fn receive_answer(channel: &OwnedFd, deadline: Instant) -> std::io::Result<Option<Answer>> {
+    if !wait_until_readable(channel, deadline)? {
         return Err(std::io::ErrorKind::TimedOut.into());
     }
-    Ok(packet::receive::<Answer>(line.as_fd())?.map(|(answer, _)| answer))
+    Ok(packet::receive::<Answer>(channel.as_fd())?.map(|(answer, _)| answer))
 }
 
 /// Waits until the descriptor is readable or closed; `false` at the deadline.
-fn readable(from: &impl AsFd, deadline: Instant) -> std::io::Result<bool> {
+fn wait_until_readable(from: &impl AsFd, deadline: Instant) -> std::io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
@@ -339,7 +340,7 @@ fn describe_exit(status: Option<ExitStatus>, limits: &WorkerLimits) -> GitError 
     let signal = status
         .and_then(|status| status.signal())
         .and_then(|number| Signal::try_from(number).ok());
-    let (how, hint) = match signal {
+    let (cause, hint) = match signal {
         Some(Signal::SIGXCPU) => (
             format!("used more than {} s of processor time", limits.processor),
             "; remove or ignore files in the workspace that are not needed",
@@ -364,7 +365,7 @@ fn describe_exit(status: Option<ExitStatus>, limits: &WorkerLimits) -> GitError 
             "",
         ),
     };
-    GitError::Worker { how, hint }
+    GitError::Worker { cause, hint }
 }
 
 /// Serialises paths as bytes, because they need not be UTF-8.

@@ -24,7 +24,7 @@ use sandbox::checkpoint::{
 use sandbox::namespace::removal::remove_tree;
 use tempfile::TempDir;
 
-fn quiet(_: CopyProgress) {}
+fn no_progress(_: CopyProgress) {}
 
 struct CheckpointFixture {
     temp: TempDir,
@@ -66,12 +66,12 @@ impl CheckpointFixture {
 
     fn save(&self, name: &str) -> CopySummary {
         let bounds = CheckpointBounds::default();
-        save(&self.fs, &self.at(name), None, bounds, &quiet).unwrap()
+        save(&self.fs, &self.at(name), None, bounds, &no_progress).unwrap()
     }
 
     fn restore(&self, name: &str, to: &str) -> PathBuf {
         let bounds = CheckpointBounds::default();
-        restore(&self.at(name), &self.at(to), None, bounds, &quiet).unwrap();
+        restore(&self.at(name), &self.at(to), None, bounds, &no_progress).unwrap();
         self.at(to)
     }
 
@@ -87,23 +87,28 @@ impl CheckpointFixture {
 }
 
 /// Every path with all metadata that a program can see.
-fn picture(root: &Path) -> BTreeMap<PathBuf, String> {
+fn tree_metadata(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut all = BTreeMap::new();
-    draw(root, root, &mut all);
+    collect_metadata(root, root, &mut all);
     all
 }
 
-fn draw(root: &Path, at: &Path, all: &mut BTreeMap<PathBuf, String>) {
-    let seen = std::fs::symlink_metadata(at).unwrap();
-    let kind = seen.file_type();
-    let mut text = format!("{:o} {}.{} ", seen.mode(), seen.mtime(), seen.mtime_nsec());
+fn collect_metadata(root: &Path, at: &Path, all: &mut BTreeMap<PathBuf, String>) {
+    let metadata = std::fs::symlink_metadata(at).unwrap();
+    let kind = metadata.file_type();
+    let mut text = format!(
+        "{:o} {}.{} ",
+        metadata.mode(),
+        metadata.mtime(),
+        metadata.mtime_nsec()
+    );
     if kind.is_symlink() {
         text.push_str(&std::fs::read_link(at).unwrap().to_string_lossy());
     } else if kind.is_file() {
-        text.push_str(&format!("{} {} ", seen.nlink(), seen.len()));
+        text.push_str(&format!("{} {} ", metadata.nlink(), metadata.len()));
         text.push_str(&String::from_utf8_lossy(&std::fs::read(at).unwrap()));
     } else if kind.is_char_device() {
-        text.push_str(&format!("device {}", seen.rdev()));
+        text.push_str(&format!("device {}", metadata.rdev()));
     }
     if !kind.is_symlink() {
         text.push_str(&format!(" {:?}", attribute(at, "user.overlay.opaque")));
@@ -111,7 +116,7 @@ fn draw(root: &Path, at: &Path, all: &mut BTreeMap<PathBuf, String>) {
     all.insert(at.strip_prefix(root).unwrap().to_owned(), text);
     if kind.is_dir() {
         for entry in std::fs::read_dir(at).unwrap() {
-            draw(root, &entry.unwrap().path(), all);
+            collect_metadata(root, &entry.unwrap().path(), all);
         }
     }
 }
@@ -138,7 +143,7 @@ fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
 
 fn set_attribute(path: &Path, name: &str, value: &[u8]) {
     let (path, name) = (c_path(path), CString::new(name).unwrap());
-    // SAFETY: both names end in NUL; the value is as long as said.
+    // SAFETY: both names end in NUL; the length is that of the value.
     let done = unsafe {
         libc::lsetxattr(
             path.as_ptr(),
@@ -168,11 +173,11 @@ fn save_and_restore_keep_content_and_metadata() {
     set_mode(&file, 0o755);
     std::fs::hard_link(&file, fixture.fs.join("root/home/agent/same")).unwrap();
     fixture.write("root/workspace/with\nnewline", "x");
-    let odd = fixture
+    let non_utf8 = fixture
         .fs
         .join("root/tmp")
         .join(OsStr::from_bytes(b"\xff\xfe"));
-    std::fs::write(odd, "not text").unwrap();
+    std::fs::write(non_utf8, "not text").unwrap();
     symlink("../somewhere", fixture.fs.join("root/workspace/link")).unwrap();
     set_mode(&fixture.fs.join("root/tmp"), 0o1777);
     whiteout(&fixture.fs.join("upper/usr/share/gone"));
@@ -192,7 +197,7 @@ fn save_and_restore_keep_content_and_metadata() {
 
     let copied = fixture.save("one");
     assert_eq!(copied.skipped, 0);
-    let back = fixture.restore("one", "back");
+    let restored = fixture.restore("one", "back");
     for part in [
         "root/workspace",
         "root/home",
@@ -201,12 +206,12 @@ fn save_and_restore_keep_content_and_metadata() {
         "upper",
     ] {
         assert_eq!(
-            picture(&fixture.fs.join(part)),
-            picture(&back.join(part)),
+            tree_metadata(&fixture.fs.join(part)),
+            tree_metadata(&restored.join(part)),
             "{part}"
         );
     }
-    let inode = |path: &str| std::fs::metadata(back.join(path)).unwrap().ino();
+    let inode = |path: &str| std::fs::metadata(restored.join(path)).unwrap().ino();
     assert_eq!(
         inode("root/workspace/src/main.rs"),
         inode("root/home/agent/same")
@@ -215,7 +220,7 @@ fn save_and_restore_keep_content_and_metadata() {
         inode("root/home/agent/same"),
         std::fs::metadata(&file).unwrap().ino()
     );
-    assert_eq!(std::fs::metadata(&back).unwrap().mode() & 0o777, 0o700);
+    assert_eq!(std::fs::metadata(&restored).unwrap().mode() & 0o777, 0o700);
     assert_eq!(fixture.leftovers(), 0);
 }
 
@@ -264,11 +269,11 @@ fn pipes_and_sockets_are_skipped_and_links_not_followed() {
     set_mode(&set, 0o6755);
     let copied = fixture.save("one");
     assert_eq!(copied.skipped, 2);
-    let back = fixture.restore("one", "back");
-    assert!(back.join("root/workspace/out").is_symlink());
-    assert!(back.join("root/tmp/key").is_symlink());
-    assert!(!back.join("root/tmp/pipe").exists() && !back.join("root/tmp/s").exists());
-    let mode = std::fs::metadata(back.join("root/workspace/set"))
+    let restored = fixture.restore("one", "back");
+    assert!(restored.join("root/workspace/out").is_symlink());
+    assert!(restored.join("root/tmp/key").is_symlink());
+    assert!(!restored.join("root/tmp/pipe").exists() && !restored.join("root/tmp/s").exists());
+    let mode = std::fs::metadata(restored.join("root/workspace/set"))
         .unwrap()
         .mode();
     assert_eq!(mode & 0o7777, 0o755);
@@ -285,12 +290,12 @@ fn holes_stay_holes() {
     drop(sparse);
     let copied = fixture.save("one");
     assert!(copied.bytes < 1 << 20);
-    let back = fixture.restore("one", "back").join("root/workspace/sparse");
-    let metadata = std::fs::metadata(&back).unwrap();
+    let restored = fixture.restore("one", "back").join("root/workspace/sparse");
+    let metadata = std::fs::metadata(&restored).unwrap();
     assert_eq!(metadata.len(), 1 << 40);
     assert!(metadata.blocks() < 100);
     let mut text = [0; 13];
-    let file = std::fs::File::open(&back).unwrap();
+    let file = std::fs::File::open(&restored).unwrap();
     file.read_exact_at(&mut text, 1 << 39).unwrap();
     assert_eq!(&text, b"in the middle");
 }
@@ -309,9 +314,9 @@ fn files_without_owner_permissions_are_saved() {
     fixture.save("one");
     let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!(mode(&closed), 0o300);
-    let back = fixture.restore("one", "back").join("root/workspace/closed");
-    assert_eq!(mode(&back), 0o300);
-    for dir in [&closed, &back] {
+    let restored = fixture.restore("one", "back").join("root/workspace/closed");
+    assert_eq!(mode(&restored), 0o300);
+    for dir in [&closed, &restored] {
         set_mode(dir, 0o700);
         assert_eq!(mode(&dir.join("inner")), 0);
         set_mode(&dir.join("inner"), 0o700);
@@ -330,7 +335,7 @@ fn exceeded_bounds_are_reported_and_leave_nothing() {
     }
     for (entries, bytes, printed) in [(20, u64::MAX, "number"), (u64::MAX, 100_000, "size")] {
         let bounds = CheckpointBounds { entries, bytes };
-        let error = save(&fixture.fs, &fixture.at("one"), None, bounds, &quiet).unwrap_err();
+        let error = save(&fixture.fs, &fixture.at("one"), None, bounds, &no_progress).unwrap_err();
         assert!(matches!(error, CheckpointError::TooMuch { .. }));
         assert!(error.to_string().contains(printed), "{error}");
         assert!(!fixture.at("one").exists());
@@ -345,7 +350,7 @@ fn exceeded_bounds_are_reported_and_leave_nothing() {
         }
     }
     let bounds = CheckpointBounds::default();
-    let error = save(&fixture.fs, &fixture.at("one"), None, bounds, &quiet).unwrap_err();
+    let error = save(&fixture.fs, &fixture.at("one"), None, bounds, &no_progress).unwrap_err();
     assert!(error.to_string().contains("length of a path"), "{error}");
 }
 
@@ -354,10 +359,10 @@ fn existing_label_and_malformed_checkpoint_are_refused() {
     let fixture = CheckpointFixture::new();
     fixture.save("one");
     let bounds = CheckpointBounds::default();
-    let again = save(&fixture.fs, &fixture.at("one"), None, bounds, &quiet);
+    let again = save(&fixture.fs, &fixture.at("one"), None, bounds, &no_progress);
     assert!(matches!(again, Err(CheckpointError::Exists(_))));
     fixture.write("mine", "x");
-    let over = restore(&fixture.at("one"), &fixture.fs, None, bounds, &quiet);
+    let over = restore(&fixture.at("one"), &fixture.fs, None, bounds, &no_progress);
     assert!(matches!(over, Err(CheckpointError::Exists(_))), "{over:?}");
     assert!(fixture.fs.join("mine").exists());
     let none = restore(
@@ -365,18 +370,18 @@ fn existing_label_and_malformed_checkpoint_are_refused() {
         &fixture.at("back"),
         None,
         bounds,
-        &quiet,
+        &no_progress,
     );
     assert!(matches!(none, Err(CheckpointError::Unreadable { .. })));
     std::fs::write(fixture.at("one/checkpoint.json"), "{\"version\":9}").unwrap();
-    let odd = restore(
+    let malformed = restore(
         &fixture.at("one"),
         &fixture.at("back"),
         None,
         bounds,
-        &quiet,
+        &no_progress,
     );
-    assert!(matches!(odd, Err(CheckpointError::Unreadable { .. })));
+    assert!(matches!(malformed, Err(CheckpointError::Unreadable { .. })));
     std::fs::create_dir(fixture.at(".unfinished-checkpoint-1-1")).unwrap();
     clear_unfinished(fixture.temp.path(), &remove_tree);
     assert_eq!(fixture.leftovers(), 0);
@@ -394,11 +399,11 @@ fn progress_is_reported_to_the_end() {
         let mut last = last.lock().unwrap();
         last.files = last.files.max(progress.files);
         last.bytes = last.bytes.max(progress.bytes);
-        last.of = progress.of;
+        last.total = progress.total;
     };
     save(&fixture.fs, &fixture.at("one"), None, bounds, &report).unwrap();
     let last = *last.lock().unwrap();
-    assert_eq!((last.files, last.of), (100, 100));
+    assert_eq!((last.files, last.total), (100, 100));
 }
 
 mod needs_root {
@@ -426,21 +431,28 @@ mod needs_root {
         std::os::unix::fs::lchown(fixture.fs.join("upper/usr/gone"), Some(old), Some(old)).unwrap();
         assert_eq!(std::fs::metadata(foreign).unwrap().uid(), 0);
         let bounds = CheckpointBounds::default();
-        save(&fixture.fs, &fixture.at("one"), Some(old), bounds, &quiet).unwrap();
+        save(
+            &fixture.fs,
+            &fixture.at("one"),
+            Some(old),
+            bounds,
+            &no_progress,
+        )
+        .unwrap();
         restore(
             &fixture.at("one"),
             &fixture.at("back"),
             Some(new),
             bounds,
-            &quiet,
+            &no_progress,
         )
         .unwrap();
         let to = fixture.at("forked");
-        fork(&fixture.fs, Some(old), &to, Some(new), bounds, &quiet).unwrap();
-        for back in ["back", "forked"] {
+        fork(&fixture.fs, Some(old), &to, Some(new), bounds, &no_progress).unwrap();
+        for restored in ["back", "forked"] {
             let owner = |path: &str| {
-                let seen = std::fs::symlink_metadata(fixture.at(back).join(path)).unwrap();
-                (seen.uid() - new, seen.gid() - new)
+                let metadata = std::fs::symlink_metadata(fixture.at(restored).join(path)).unwrap();
+                (metadata.uid() - new, metadata.gid() - new)
             };
             assert_eq!(owner("root/workspace/file"), (1000, 5));
             assert_eq!(owner("root/workspace/link"), (0, 0));
@@ -450,7 +462,7 @@ mod needs_root {
         }
     }
 
-    /// A real overlay, in a new mount namespace.
+    /// Mounts an overlay in a new mount namespace.
     #[test]
     fn overlay_over_a_restored_layer_shows_the_same_files() {
         let fixture = CheckpointFixture::new();
@@ -491,12 +503,12 @@ mod needs_root {
             cd "$1"
             mkdir -p again/work
             mount -t overlay overlay -o \
-                lowerdir=lower,upperdir=back/upper/usr,workdir=again/work,userxattr mnt
+                lowerdir=lower,upperdir=restored/upper/usr,workdir=again/work,userxattr mnt
             cp -a mnt seen-again
             umount mnt
         "#);
         let (seen, again) = (fixture.at("seen"), fixture.at("seen-again"));
-        assert_eq!(picture(&seen), picture(&again));
+        assert_eq!(tree_metadata(&seen), tree_metadata(&again));
         assert!(!again.join("a").exists() && !again.join("dir/x").exists());
         assert_eq!(std::fs::read(again.join("dir/y")).unwrap(), b"y\n");
     }

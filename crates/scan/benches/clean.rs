@@ -3,20 +3,20 @@
 
 #![expect(
     clippy::expect_used,
-    reason = "a bench whose input is wrong should stop at once"
+    reason = "a benchmark with wrong input should stop"
 )]
 
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use scan::detector::Detector;
-use scan::shapes::ShapeDetector;
+use scan::formats::FormatDetector;
 use scan::stream::StreamScanner;
 
-/// This crate's own source, a few times over: code with prose, URLs and near misses.
+/// Source code of this repository, repeated: code with prose, URLs and texts that resemble secrets.
 fn source() -> Vec<u8> {
     let files = [
-        include_str!("../src/shapes.rs"),
+        include_str!("../src/formats.rs"),
         include_str!("../src/stream.rs"),
         include_str!("../../policy/src/refs.rs"),
         include_str!("../../policy/src/push.rs"),
@@ -35,7 +35,7 @@ fn json() -> Vec<u8> {
 }
 
 fn scan_clean(c: &mut Criterion) {
-    let shapes = ShapeDetector::built_in().expect("rules");
+    let detector = FormatDetector::built_in().expect("rules");
     for (name, text) in [("source", source()), ("json", json())] {
         let mut group = c.benchmark_group(name);
         group.throughput(Throughput::Bytes(text.len() as u64));
@@ -44,10 +44,10 @@ fn scan_clean(c: &mut Criterion) {
             b.iter(|| to.copy_from_slice(black_box(&text)));
         });
         group.bench_function("scan", |b| {
-            b.iter(|| shapes.scan(black_box(&text), &mut |_| {}));
+            b.iter(|| detector.scan(black_box(&text), &mut |_| {}));
         });
         group.bench_function("stream in pieces of 16 KiB", |b| {
-            let mut stream = StreamScanner::new(&shapes);
+            let mut stream = StreamScanner::new(&detector);
             b.iter(|| {
                 for piece in black_box(&text).chunks(16 << 10) {
                     stream.feed(piece, &mut |_| {});
@@ -62,7 +62,7 @@ fn scan_clean(c: &mut Criterion) {
         "page=2&size=50&".repeat(11)
     );
     c.bench_function("a URL of 200 bytes", |b| {
-        b.iter(|| shapes.scan(black_box(url.as_bytes()), &mut |_| {}));
+        b.iter(|| detector.scan(black_box(url.as_bytes()), &mut |_| {}));
     });
 }
 

@@ -13,8 +13,8 @@ pub struct ScanFinding<'d> {
 
 /// Searches bytes for secrets.
 pub trait Detector {
-    /// Passes every finding in `bytes` to `found`.
-    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(ScanFinding<'d>));
+    /// Passes every finding in `bytes` to `report`.
+    fn scan<'d>(&'d self, bytes: &[u8], report: &mut dyn FnMut(ScanFinding<'d>));
 
     /// How many bytes on either side of the start of a finding can affect it. Bytes further away
     /// cannot, so a stream can be scanned in windows with that overlap.

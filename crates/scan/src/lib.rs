@@ -8,5 +8,6 @@
 //! text in a result.
 
 pub mod detector;
-pub mod shapes;
+pub mod formats;
+
 pub mod stream;

@@ -11,7 +11,7 @@
 
 use crate::detector::{Detector, ScanFinding};
 
-/// Bytes of a window in addition to its overlaps.
+/// Size of a window in bytes, without its overlaps.
 const WINDOW: usize = 64 << 10;
 
 /// Scans one stream after another, in a buffer that is allocated once.
@@ -20,7 +20,7 @@ pub struct StreamScanner<'d> {
     reach: usize,
     window: Vec<u8>,
     /// Offset of the window in the stream.
-    begin: u64,
+    window_offset: u64,
     /// How many bytes of the window have been reported.
     reported: usize,
 }
@@ -33,45 +33,46 @@ impl<'d> StreamScanner<'d> {
             detector,
             reach,
             window: Vec::with_capacity(WINDOW.saturating_add(reach.saturating_mul(2))),
-            begin: 0,
+            window_offset: 0,
             reported: 0,
         }
     }
 
     /// Scans the next chunk.
-    pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(ScanFinding<'d>)) {
+    pub fn feed(&mut self, mut bytes: &[u8], report: &mut dyn FnMut(ScanFinding<'d>)) {
         while !bytes.is_empty() {
             let room = self.window.capacity() - self.window.len();
             let (chunk, rest) = bytes.split_at(room.min(bytes.len()));
             self.window.extend_from_slice(chunk);
             bytes = rest;
             if self.window.len() == self.window.capacity() {
-                let settled = self.window.len() - self.reach;
-                self.report(settled, found);
-                let dropped = settled.saturating_sub(self.reach);
+                let end_of_complete = self.window.len() - self.reach;
+                self.report_up_to(end_of_complete, report);
+                let dropped = end_of_complete.saturating_sub(self.reach);
                 self.window.drain(..dropped);
-                self.begin += dropped as u64;
-                self.reported = settled - dropped;
+                self.window_offset += dropped as u64;
+                self.reported = end_of_complete - dropped;
             }
         }
     }
 
     /// Ends the stream. The next chunk starts another one.
-    pub fn finish(&mut self, found: &mut dyn FnMut(ScanFinding<'d>)) {
-        self.report(self.window.len(), found);
+    pub fn finish(&mut self, report: &mut dyn FnMut(ScanFinding<'d>)) {
+        self.report_up_to(self.window.len(), report);
         self.window.clear();
-        self.begin = 0;
+        self.window_offset = 0;
         self.reported = 0;
     }
 
-    /// Reports findings that start between the reported part and `settled`.
-    fn report(&self, settled: usize, found: &mut dyn FnMut(ScanFinding<'d>)) {
-        let fresh = self.reported as u64..settled as u64;
+    /// Reports the findings that start after the reported part and before `end_of_complete`.
+    fn report_up_to(&self, end_of_complete: usize, report: &mut dyn FnMut(ScanFinding<'d>)) {
+        let unreported = self.reported as u64..end_of_complete as u64;
         self.detector.scan(&self.window, &mut |finding| {
-            if fresh.contains(&finding.span.start) {
-                found(ScanFinding {
+            if unreported.contains(&finding.span.start) {
+                report(ScanFinding {
                     rule: finding.rule,
-                    span: self.begin + finding.span.start..self.begin + finding.span.end,
+                    span: self.window_offset + finding.span.start
+                        ..self.window_offset + finding.span.end,
                 });
             }
         });

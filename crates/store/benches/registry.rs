@@ -1,5 +1,5 @@
 //! Lookups in the registry and writes to the audit log, as the gate does them.
-#![expect(clippy::unwrap_used, reason = "a bench that fails should stop")]
+#![expect(clippy::unwrap_used, reason = "a benchmark that fails should stop")]
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::LazyLock;
@@ -95,9 +95,9 @@ fn benches(c: &mut Criterion) {
             ));
         });
     });
-    // The time of one lookup while seven other threads do lookups too, by the given clock. With
-    // fewer cores than threads the wall clock includes waiting for a core; the cost of a lookup
-    // under contention is the CPU time of its thread.
+    // The mean time of `rounds` lookups in each of eight concurrent threads, by `clock`. With fewer
+    // cores than threads, wall time includes waiting for a core; the cost of a lookup under
+    // contention is the CPU time of its thread.
     let contended = |rounds: u64, clock: fn() -> Duration| -> Duration {
         let times: Vec<Duration> = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..THREADS)
@@ -117,7 +117,7 @@ fn benches(c: &mut Criterion) {
                 .collect();
             workers.into_iter().map(|w| w.join().unwrap()).collect()
         });
-        // Criterion cannot work with a time of zero, which few rounds can give.
+        // Criterion fails for a time of zero, which the clock may report for few rounds.
         (times.iter().sum::<Duration>() / THREADS).max(Duration::from_nanos(rounds))
     };
     c.bench_function("by_ip, 8 threads, 1000 rows, wall time", |b| {

@@ -52,10 +52,10 @@ impl AuditLogHandle {
         state.check_available()?;
         let slot = match state.options.load().on_full {
             FullQueuePolicy::Block => None,
-            FullQueuePolicy::Drop => match state.queues.try_take(&event.sandbox) {
+            FullQueuePolicy::Drop => match state.queues.try_take_slot(&event.sandbox) {
                 Some(slot) => Some(slot),
                 None => {
-                    state.queues.dropped(&event.sandbox);
+                    state.queues.count_dropped(&event.sandbox);
                     state.counters.dropped.fetch_add(1, Relaxed);
                     return Ok(QueueOutcome::Dropped);
                 }
@@ -65,7 +65,7 @@ impl AuditLogHandle {
             Some(slot) => slot,
             None => state
                 .queues
-                .wait(&event.sandbox)
+                .wait_for_slot(&event.sandbox)
                 .await
                 .ok_or(StoreError::Closed)?,
         };
@@ -88,7 +88,7 @@ impl AuditLogHandle {
         if state.check_available().is_err() {
             return Err(event);
         }
-        let Some(slot) = state.queues.try_take(&event.sandbox) else {
+        let Some(slot) = state.queues.try_take_slot(&event.sandbox) else {
             return Err(event);
         };
         let entry = Entry {
@@ -110,7 +110,7 @@ impl AuditLogHandle {
         now: UnixMillis,
     ) -> Result<u64, StoreError> {
         self.link
-            .ask(|reply| {
+            .request(|reply| {
                 Command::Durable(Durable::Record {
                     event: Box::new(event),
                     now,
@@ -122,7 +122,7 @@ impl AuditLogHandle {
 
     /// Waits until everything queued before this call is on disk.
     pub async fn flush(&self) -> Result<(), StoreError> {
-        self.link.ask(Command::Flush).await
+        self.link.request(Command::Flush).await
     }
 
     /// Whether [`AuditLogHandle::set_options`] would succeed: the writer runs, and a new JSONL
@@ -171,7 +171,7 @@ impl AuditLogHandle {
     /// The records that match, read on a thread that may block.
     pub async fn query(&self, filter: AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
         let log = self.clone();
-        writer::off_thread(move || log.query_blocking(&filter)).await
+        writer::run_blocking(move || log.query_blocking(&filter)).await
     }
 
     /// Writes the lines of the matching records to `out` and returns their number. Reads in
@@ -195,7 +195,7 @@ impl AuditLogHandle {
         let report = verify::verify_blocking(&self.link.database_path())?;
         if let Some(ChainFaultKind::File(found)) = report.first_broken.as_ref().map(|b| &b.kind) {
             // Corruption found here is reported to the writer, which checks it.
-            let _ = self.link.send(Command::Broken(found.clone()));
+            let _ = self.link.send(Command::CorruptionFound(found.clone()));
         }
         Ok(report)
     }

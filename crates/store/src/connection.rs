@@ -12,11 +12,11 @@ use crate::error::StoreError;
 use crate::files::{create_private, free_name, sync_file, sync_parent, with_suffix};
 
 /// How long a statement waits for a lock.
-pub(crate) const BUSY: Duration = Duration::from_secs(5);
+pub(crate) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Configures a connection for writing.
-pub(crate) fn prepare(conn: &Connection) -> Result<(), rusqlite::Error> {
-    conn.busy_timeout(BUSY)?;
+pub(crate) fn configure(conn: &Connection) -> Result<(), rusqlite::Error> {
+    conn.busy_timeout(BUSY_TIMEOUT)?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
     conn.pragma_update(None, "trusted_schema", false)?;
@@ -32,13 +32,13 @@ pub(crate) fn prepare(conn: &Connection) -> Result<(), rusqlite::Error> {
 
 /// Opens the running database read-only.
 pub(crate) fn connect_read_only(path: &Path) -> Result<Connection, rusqlite::Error> {
-    read_only(Connection::open_with_flags(path, READ_ONLY)?)
+    configure_read_only(Connection::open_with_flags(path, READ_ONLY_FLAGS)?)
 }
 
-/// Opens a database read-only that may not be in use by a gate. A database without a WAL is opened
-/// as immutable, so that no `-wal` or `-shm` file appears beside it, and so that it can be on a
+/// Opens a database read-only, also if no gate uses it. A database without a WAL is opened as
+/// immutable, so that no `-wal` or `-shm` file appears beside it, and so that it can be on a
 /// read-only medium.
-pub(crate) fn connect_evidence(path: &Path) -> Result<Connection, rusqlite::Error> {
+pub(crate) fn connect_for_inspection(path: &Path) -> Result<Connection, rusqlite::Error> {
     if with_suffix(path, "-wal").exists() {
         return connect_read_only(path);
     }
@@ -52,27 +52,28 @@ pub(crate) fn connect_evidence(path: &Path) -> Result<Connection, rusqlite::Erro
         }
     }
     uri.push_str("?immutable=1");
-    let flags = READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
-    read_only(Connection::open_with_flags(PathBuf::from(uri), flags)?)
+    let flags = READ_ONLY_FLAGS | OpenFlags::SQLITE_OPEN_URI;
+    configure_read_only(Connection::open_with_flags(PathBuf::from(uri), flags)?)
 }
 
-const READ_ONLY: OpenFlags =
+const READ_ONLY_FLAGS: OpenFlags =
     OpenFlags::SQLITE_OPEN_READ_ONLY.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 
-fn read_only(conn: Connection) -> Result<Connection, rusqlite::Error> {
-    conn.busy_timeout(BUSY)?;
+fn configure_read_only(conn: Connection) -> Result<Connection, rusqlite::Error> {
+    conn.busy_timeout(BUSY_TIMEOUT)?;
     conn.pragma_update(None, "cell_size_check", true)?;
     conn.pragma_update(None, "trusted_schema", false)?;
     Ok(conn)
 }
 
 /// Moves the WAL into the database file and truncates it.
-pub(crate) fn fold(conn: &Connection) -> Result<(), rusqlite::Error> {
+pub(crate) fn checkpoint_wal(conn: &Connection) -> Result<(), rusqlite::Error> {
     conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
 }
 
-/// The first error of `PRAGMA integrity_check` (or of the `quick_check` of one table).
-pub(crate) fn complaint(
+/// The first error that `pragma` reports: an `integrity_check` or a `quick_check`. None if the
+/// database is intact.
+pub(crate) fn first_integrity_error(
     conn: &Connection,
     pragma: &str,
 ) -> Result<Option<String>, rusqlite::Error> {
@@ -92,9 +93,9 @@ pub(crate) fn copy_database(conn: &Connection, target: &Path) -> Result<(), Stor
             .ok_or_else(|| StoreError::file(&temp, "the name is not UTF-8"))?;
         conn.execute("VACUUM INTO ?1", [name])
             .map_err(|e| StoreError::file(target, e))?;
-        let copy = connect_evidence(&temp).map_err(|e| StoreError::read(&e))?;
-        let found =
-            complaint(&copy, "PRAGMA integrity_check(1)").map_err(|e| StoreError::read(&e))?;
+        let copy = connect_for_inspection(&temp).map_err(|e| StoreError::read(&e))?;
+        let found = first_integrity_error(&copy, "PRAGMA integrity_check(1)")
+            .map_err(|e| StoreError::read(&e))?;
         if let Some(found) = found {
             return Err(StoreError::Read { reason: found });
         }

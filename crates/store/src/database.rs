@@ -7,10 +7,10 @@ use policy::id::SandboxId;
 use policy::registration::Registration;
 use rusqlite::{Connection, TransactionBehavior, params};
 
-use crate::audit::ledger::{Changes, Ledger, LedgerTransaction, unreadable};
+use crate::audit::ledger::{Changes, Ledger, LedgerTransaction, invalid_cell};
 use crate::connection;
 use crate::registry::RegistrySnapshot;
-use crate::schema::{self, Flaw};
+use crate::schema::{self, DatabaseOpenError};
 
 /// An open, healthy database. Only the writer thread has one.
 pub(crate) struct Database {
@@ -22,13 +22,14 @@ pub(crate) struct Database {
 impl Database {
     /// Opens the file, checks the small tables and loads them. The audit rows are many and are
     /// checked by `verify`; corruption there is found when it is read.
-    pub(crate) fn open(path: &Path) -> Result<(Self, RegistrySnapshot), Flaw> {
+    pub(crate) fn open(path: &Path) -> Result<(Self, RegistrySnapshot), DatabaseOpenError> {
         let conn = schema::connect(path, schema::MIGRATIONS)?;
         let load = || {
             for table in ["registrations", "chains", "checkpoints", "ledger"] {
-                if let Some(found) =
-                    connection::complaint(&conn, &format!("PRAGMA quick_check({table})"))?
-                {
+                if let Some(found) = connection::first_integrity_error(
+                    &conn,
+                    &format!("PRAGMA quick_check({table})"),
+                )? {
                     return Ok(Err(format!("the table {table} is damaged: {found}")));
                 }
             }
@@ -43,9 +44,11 @@ impl Database {
                 let path = path.to_owned();
                 Ok((Self { conn, ledger, path }, snapshot))
             }
-            Ok(Err(found)) => Err(Flaw::Broken(found)),
-            Err(error) if is_damage(&error) => Err(Flaw::Broken(error.to_string())),
-            Err(error) => Err(Flaw::of(path, &error)),
+            Ok(Err(found)) => Err(DatabaseOpenError::Corrupt(found)),
+            Err(error) if is_corrupt_content(&error) => {
+                Err(DatabaseOpenError::Corrupt(error.to_string()))
+            }
+            Err(error) => Err(DatabaseOpenError::from_sqlite(path, &error)),
         }
     }
 
@@ -60,11 +63,11 @@ impl Database {
             .conn
             .transaction_with_behavior(TransactionBehavior::Immediate)?;
         self.ledger.check_unchanged(&tx)?;
-        let mut turn = LedgerTransaction::new(&tx, &mut self.ledger, max_bytes);
-        let worked = work(&mut turn).and_then(|value| turn.save().map(|()| value));
-        let changes = turn.finish();
-        match worked.and_then(|value| tx.commit().map(|()| value)) {
-            Ok(value) => Ok((value, Totals::of(&changes))),
+        let mut ledger_tx = LedgerTransaction::new(&tx, &mut self.ledger, max_bytes);
+        let result = work(&mut ledger_tx).and_then(|value| ledger_tx.save().map(|()| value));
+        let changes = ledger_tx.finish();
+        match result.and_then(|value| tx.commit().map(|()| value)) {
+            Ok(value) => Ok((value, Totals::from_changes(&changes))),
             Err(error) => {
                 self.ledger.undo(changes);
                 Err(error)
@@ -74,7 +77,7 @@ impl Database {
 
     /// Checkpoints the WAL and closes the database.
     pub(crate) fn close(self) {
-        if let Err(error) = connection::fold(&self.conn) {
+        if let Err(error) = connection::checkpoint_wal(&self.conn) {
             tracing::warn!(path = %self.path.display(), %error, "checkpointing the WAL failed");
         }
         if let Err((_, error)) = self.conn.close() {
@@ -90,7 +93,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    fn of(changes: &Changes) -> Self {
+    fn from_changes(changes: &Changes) -> Self {
         Self {
             written: changes.written.iter().map(|(k, n)| (*k, *n)).collect(),
             rotated: changes.rotated,
@@ -123,8 +126,8 @@ pub(crate) fn delete_registration(
         .map(drop)
 }
 
-/// Reads every row. One that cannot be read makes the whole registry unreadable: without the row
-/// its address could be registered by another sandbox.
+/// Reads every row. If one row cannot be read, the whole registry is unreadable: without that row,
+/// another sandbox could register its address.
 fn load_registrations(conn: &Connection) -> Result<RegistrySnapshot, rusqlite::Error> {
     let mut snapshot = RegistrySnapshot::default();
     let mut rows = conn.prepare("SELECT id, body FROM registrations")?;
@@ -132,11 +135,14 @@ fn load_registrations(conn: &Connection) -> Result<RegistrySnapshot, rusqlite::E
     while let Some(row) = rows.next()? {
         let id: String = row.get(0)?;
         let body: String = row.get(1)?;
-        let row: Registration = serde_json::from_str(&body).map_err(|e| unreadable(1, e))?;
+        let row: Registration = serde_json::from_str(&body).map_err(|e| invalid_cell(1, e))?;
         if row.id.as_str() != id {
-            return Err(unreadable(
+            return Err(invalid_cell(
                 0,
-                format!("the row of {id} is about {}", row.id),
+                format!(
+                    "the row with the id {id} contains the registration of {}",
+                    row.id
+                ),
             ));
         }
         snapshot.insert(Arc::new(row));
@@ -146,15 +152,17 @@ fn load_registrations(conn: &Connection) -> Result<RegistrySnapshot, rusqlite::E
 
 /// Reads every row from the file, and checks the pages of the table.
 pub(crate) fn check_registrations(conn: &Connection) -> Result<(), rusqlite::Error> {
-    if let Some(found) = connection::complaint(conn, "PRAGMA quick_check(registrations)")? {
+    if let Some(found) =
+        connection::first_integrity_error(conn, "PRAGMA quick_check(registrations)")?
+    {
         let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
         return Err(rusqlite::Error::SqliteFailure(corrupt, Some(found)));
     }
     load_registrations(conn).map(drop)
 }
 
-/// While loading, invalid content counts as corruption too.
-fn is_damage(error: &rusqlite::Error) -> bool {
+/// Whether an error while loading means corruption; unlike elsewhere, invalid content does.
+fn is_corrupt_content(error: &rusqlite::Error) -> bool {
     crate::error::is_corruption(error)
         || matches!(
             error,

@@ -65,13 +65,13 @@ pub enum StoreError {
     },
     /// A file that was to be restored is not valid. Nothing was changed.
     #[error("{path} was not restored and nothing was changed: {reason}", path = path.display())]
-    Unfit {
+    InvalidBackup {
         /// The backup file.
         path: PathBuf,
         /// Why the file is not valid.
         reason: String,
     },
-    /// A write failed; nothing of it was applied.
+    /// A write failed; no part of it was applied.
     #[error("the database could not be written and nothing was changed: {reason}. {advice}",
         advice = if *full { "Free some space and try again" } else { "Check the disk and try again" })]
     Write {
@@ -105,8 +105,8 @@ impl StoreError {
         }
     }
 
-    pub(crate) fn unfit(path: &Path, reason: impl std::fmt::Display) -> Self {
-        Self::Unfit {
+    pub(crate) fn invalid_backup(path: &Path, reason: impl std::fmt::Display) -> Self {
+        Self::InvalidBackup {
             path: path.to_owned(),
             reason: reason.to_string(),
         }

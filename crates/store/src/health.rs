@@ -57,7 +57,7 @@ pub struct StoreStats {
     pub registered: usize,
 }
 
-/// The counters themselves.
+/// The counters of [`StoreStats`], which all threads update.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) http: AtomicU64,
@@ -80,7 +80,8 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn of(&self, kind: Kind) -> &AtomicU64 {
+    /// The counter of written records of this kind.
+    pub(crate) fn records(&self, kind: Kind) -> &AtomicU64 {
         match kind {
             Kind::Http => &self.http,
             Kind::Dns => &self.dns,
@@ -94,9 +95,9 @@ impl Counters {
     }
 }
 
-/// The current failures, by part.
+/// The current failures of the audit log, the JSONL file and the rotation; None means no failure.
 #[derive(Debug, Default)]
-pub(crate) struct Trouble {
+pub(crate) struct CurrentFailures {
     pub(crate) audit: Option<String>,
     pub(crate) jsonl: Option<String>,
     pub(crate) rotation: Option<String>,
@@ -113,21 +114,21 @@ pub(crate) struct State {
     pub(crate) committed: watch::Sender<u64>,
     /// The newest record in the JSONL file.
     pub(crate) exported: watch::Sender<u64>,
-    trouble: Mutex<Trouble>,
+    failures: Mutex<CurrentFailures>,
 }
 
 impl State {
     pub(crate) fn new(options: AuditOptions) -> Self {
         Self {
             snapshot: Arc::new(ArcSwap::from_pointee(RegistrySnapshot::unavailable(
-                "it is being opened",
+                "the database is being opened",
             ))),
             options: ArcSwap::from_pointee(options),
             queues: Queues::default(),
             counters: Counters::default(),
             committed: watch::Sender::new(0),
             exported: watch::Sender::new(0),
-            trouble: Mutex::new(Trouble::default()),
+            failures: Mutex::new(CurrentFailures::default()),
         }
     }
 
@@ -137,8 +138,8 @@ impl State {
     }
 
     /// Changes the current failures.
-    pub(crate) fn trouble(&self, change: impl FnOnce(&mut Trouble)) {
-        change(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(crate) fn update_failures(&self, change: impl FnOnce(&mut CurrentFailures)) {
+        change(&mut self.failures.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     pub(crate) fn publish(&self, snapshot: RegistrySnapshot) {
@@ -147,17 +148,17 @@ impl State {
 
     pub(crate) fn health(&self) -> StoreHealth {
         let unavailable = self.snapshot.load().unavailable.clone();
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         StoreHealth {
             registry_accessible: unavailable.is_none(),
-            audit_writing: unavailable.is_none() && trouble.audit.is_none(),
-            jsonl_writing: trouble.jsonl.is_none(),
-            audit_rotating: trouble.rotation.is_none(),
+            audit_writing: unavailable.is_none() && failures.audit.is_none(),
+            jsonl_writing: failures.jsonl.is_none(),
+            audit_rotating: failures.rotation.is_none(),
             error: unavailable
                 .map(|reason| format!("registry: {reason}"))
-                .or_else(|| trouble.audit.as_ref().map(|e| format!("audit: {e}")))
-                .or_else(|| trouble.rotation.as_ref().map(|e| format!("rotation: {e}")))
-                .or_else(|| trouble.jsonl.as_ref().map(|e| format!("jsonl: {e}"))),
+                .or_else(|| failures.audit.as_ref().map(|e| format!("audit: {e}")))
+                .or_else(|| failures.rotation.as_ref().map(|e| format!("rotation: {e}")))
+                .or_else(|| failures.jsonl.as_ref().map(|e| format!("jsonl: {e}"))),
             queued: self.counters.queued.load(Relaxed),
         }
     }
@@ -167,7 +168,7 @@ impl State {
         StoreStats {
             records: Kind::ALL
                 .iter()
-                .map(|kind| (*kind, c.of(*kind).load(Relaxed)))
+                .map(|kind| (*kind, c.records(*kind).load(Relaxed)))
                 .collect(),
             merged: c.merged.load(Relaxed),
             dropped: c.dropped.load(Relaxed),

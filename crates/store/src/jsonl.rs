@@ -22,26 +22,29 @@ use rusqlite::{Connection, OptionalExtension};
 
 use crate::DATABASE;
 use crate::audit::JsonlOptions;
-use crate::audit::chain::{ChainName, Digest256, Outline, chain_text, split_line};
-use crate::audit::ledger::{MAX_SEQ, digest, signed, unsigned};
+use crate::audit::chain::{ChainName, Digest256, RecordHeader, chain_text, split_line};
+use crate::audit::ledger::{MAX_SEQ, digest, to_i64, to_u64};
 use crate::audit::query::{AuditFilter, Line, select_lines};
 use crate::connection;
 use crate::files::with_suffix;
 use crate::health::State;
-use crate::recovery::{MARKER, WITNESS};
+use crate::recovery::{CREATED_MARKER, UNAVAILABLE_MARKER};
 
 /// Records read at a time.
 const PAGE: usize = 512;
 
 /// How many bytes at the end of a file are searched for its last record. The longest line is far
 /// shorter.
-const WINDOW: u64 = 1024 * 1024;
+const TAIL_WINDOW: u64 = 1024 * 1024;
 
 /// The gate's lock file in the state directory. It is empty, like a new file.
 const LOCK: &str = "lock";
 
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LAST_RETRY: Duration = Duration::from_secs(30);
+/// Pause before the first retry; each further pause is twice as long.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Maximum pause between retries.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(30);
 
 /// A message to the thread.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ pub(crate) enum Message {
     Close,
 }
 
-/// The running thread.
+/// A handle to the running JSONL thread.
 #[derive(Debug)]
 pub(crate) struct Follower {
     messages: mpsc::Sender<Message>,
@@ -109,7 +112,7 @@ struct Worker {
     state: Arc<State>,
     options: Option<JsonlOptions>,
     sink: Option<JsonlFile>,
-    /// The last number that was written, for the case that the file is removed meanwhile.
+    /// The number of the last record that was written, in case the file is removed meanwhile.
     written: Option<u64>,
     /// When to retry after an error, and how long the pause was.
     retry: Option<(Instant, Duration)>,
@@ -127,7 +130,7 @@ impl Worker {
             match first {
                 Ok(message) => {
                     for message in std::iter::once(message).chain(inbox.try_iter()) {
-                        closing |= self.take(message);
+                        closing |= self.handle(message);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -141,25 +144,26 @@ impl Worker {
         }
     }
 
-    /// Returns whether this was the last message.
-    fn take(&mut self, message: Message) -> bool {
+    /// Handles a message. Returns whether it was the last message.
+    fn handle(&mut self, message: Message) -> bool {
         match message {
             Message::Committed => {}
             Message::Options(options) => {
                 if options != self.options {
                     self.options = options;
-                    self.forget();
+                    self.reset();
                     self.retry = None;
-                    self.state.trouble(|t| t.jsonl = None);
+                    self.state.update_failures(|t| t.jsonl = None);
                 }
             }
-            Message::Replaced => self.forget(),
+            Message::Replaced => self.reset(),
             Message::Close => return true,
         }
         false
     }
 
-    fn forget(&mut self) {
+    /// Closes the file, so that it is opened again.
+    fn reset(&mut self) {
         self.sink = None;
         self.written = None;
     }
@@ -180,7 +184,7 @@ impl Worker {
         match self.append_all(&options) {
             Ok(()) => {
                 self.retry = None;
-                self.state.trouble(|t| t.jsonl = None);
+                self.state.update_failures(|t| t.jsonl = None);
             }
             Err(error) => {
                 let path = options.path.display();
@@ -190,24 +194,25 @@ impl Worker {
                 // Opening the file again truncates a partly written line.
                 self.sink = None;
                 let pause = match self.retry {
-                    None => FIRST_RETRY,
-                    Some((_, pause)) => LAST_RETRY.min(pause * 2),
+                    None => FIRST_RETRY_PAUSE,
+                    Some((_, pause)) => MAX_RETRY_PAUSE.min(pause * 2),
                 };
                 self.retry = Some((Instant::now() + pause, pause));
                 self.state.counters.jsonl_errors.fetch_add(1, Relaxed);
-                self.state
-                    .trouble(|t| t.jsonl = Some(format!("{path} cannot be written: {error}")));
+                self.state.update_failures(|t| {
+                    t.jsonl = Some(format!("{path} cannot be written: {error}"));
+                });
             }
         }
     }
 
-    fn append_all(&mut self, options: &JsonlOptions) -> Result<(), Problem> {
+    fn append_all(&mut self, options: &JsonlOptions) -> Result<(), JsonlError> {
         let conn = connection::connect_read_only(&self.database)?;
         // The database may just have been replaced, before this thread received the message.
         if let Some(last) = self.sink.as_ref().and_then(|sink| sink.last.as_ref())
-            && relation(&conn, last)? == Relation::Stranger
+            && relation(&conn, last)? == Relation::Unrelated
         {
-            self.forget();
+            self.reset();
         }
         loop {
             let sink = match self.sink.take() {
@@ -241,18 +246,18 @@ fn page(seq: u64, limit: usize) -> AuditFilter {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum JsonlError {
     #[error(transparent)]
     File(#[from] std::io::Error),
     #[error("the database could not be read: {0}")]
     Database(#[from] rusqlite::Error),
     #[error(
-        "what it holds is not an audit log of palisade, so it is left as it is; \
-         move it away or give `audit.jsonl` another path"
+        "it is not an audit log of palisade and was not changed; move it away or set \
+         `audit.jsonl` to another path"
     )]
-    Foreign,
+    NotAuditLog,
     #[error("it is a file of the store itself; set `audit.jsonl` to another path")]
-    Own,
+    StoreFile,
 }
 
 /// The open file, and its last record.
@@ -262,7 +267,7 @@ struct JsonlFile {
     /// The next line is the first record after this number.
     seq: u64,
     /// The last line, if there is one.
-    last: Option<Last>,
+    last: Option<LastRecord>,
 }
 
 impl JsonlFile {
@@ -274,32 +279,32 @@ impl JsonlFile {
         conn: &Connection,
         database: &Path,
         written: Option<u64>,
-    ) -> Result<Self, Problem> {
+    ) -> Result<Self, JsonlError> {
         let path = &options.path;
-        if is_named_like_own(path, database) {
-            return Err(Problem::Own);
+        if is_store_path(path, database) {
+            return Err(JsonlError::StoreFile);
         }
         let mut file = open_file(path)?;
-        if is_own(&file, database)? {
-            return Err(Problem::Own);
+        if is_store_file(&file, database)? {
+            return Err(JsonlError::StoreFile);
         }
         let end = find_end(&mut file)?;
         match end {
-            End::Empty => Ok(Self::begin(file, before(options, conn, written)?)),
-            End::Torn(text) => {
-                let seq = before(options, conn, written)?;
+            FileEnd::Empty => Ok(Self::empty(file, last_seq_before(options, conn, written)?)),
+            FileEnd::Incomplete(text) => {
+                let seq = last_seq_before(options, conn, written)?;
                 let next = select_lines(conn, &page(seq, 1))?;
                 if !next.iter().any(|line| line.bytes.starts_with(&text)) {
-                    return Err(Problem::Foreign);
+                    return Err(JsonlError::NotAuditLog);
                 }
                 file.set_len(0)?;
-                Ok(Self::begin(file, seq))
+                Ok(Self::empty(file, seq))
             }
-            End::Record(last) => {
+            FileEnd::Record(last) => {
                 let seq = match relation(conn, &last)? {
-                    Relation::Stranger => 0,
+                    Relation::Unrelated => 0,
                     _ if is_rotated_past(conn, last.seq)? => last.seq,
-                    Relation::Outrun => last.seq,
+                    Relation::RotatedOut => last.seq,
                     Relation::Continues => {
                         file.set_len(last.end)?;
                         return Ok(Self {
@@ -312,13 +317,14 @@ impl JsonlFile {
                 };
                 drop(file);
                 rotate(options)?;
-                Ok(Self::begin(open_file(path)?, seq))
+                Ok(Self::empty(open_file(path)?, seq))
             }
-            End::Foreign => Err(Problem::Foreign),
+            FileEnd::Foreign => Err(JsonlError::NotAuditLog),
         }
     }
 
-    fn begin(file: File, seq: u64) -> Self {
+    /// The state of an empty file.
+    fn empty(file: File, seq: u64) -> Self {
         Self {
             file,
             size: 0,
@@ -359,52 +365,54 @@ impl JsonlFile {
         if let Some(last) = lines.last() {
             self.seq = last.seq;
             let text = last.bytes.strip_suffix(b"\n").unwrap_or(&last.bytes);
-            self.last = Last::of_line(text, self.size);
+            self.last = LastRecord::parse_line(text, self.size);
         }
         Ok(())
     }
 }
 
-/// The last record before an empty file: the last one that was written, or the last of `.1` if that
-/// belongs to this log. A crash between renaming the file and its first line must not export
-/// everything again.
-fn before(
+/// The number of the last record before an empty file: the last record that was written, or the
+/// last record of `.1` if that file belongs to this log. A crash between renaming the file and
+/// writing its first line must not export every record again.
+fn last_seq_before(
     options: &JsonlOptions,
     conn: &Connection,
     written: Option<u64>,
 ) -> Result<u64, rusqlite::Error> {
     let older = match last_record(&with_suffix(&options.path, ".1")) {
-        Some(last) if relation(conn, &last)? != Relation::Stranger => last.seq,
+        Some(last) if relation(conn, &last)? != Relation::Unrelated => last.seq,
         _ => 0,
     };
     Ok(written.unwrap_or_default().max(older))
 }
 
 /// Whether `path` is, or would be, one of the store's own files in the state directory.
-fn is_named_like_own(path: &Path, database: &Path) -> bool {
+fn is_store_path(path: &Path, database: &Path) -> bool {
     let real = |path: &Path| match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => fs::canonicalize(dir).ok(),
         _ => fs::canonicalize(".").ok(),
     };
     let is_there = real(path).is_some_and(|dir| Some(dir) == real(database));
-    is_there && path.file_name().is_some_and(is_own_name)
+    is_there && path.file_name().is_some_and(is_store_file_name)
 }
 
-fn is_own_name(name: &OsStr) -> bool {
+fn is_store_file_name(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     name.starts_with(DATABASE.as_bytes())
-        || [MARKER, WITNESS, LOCK].map(str::as_bytes).contains(&name)
+        || [UNAVAILABLE_MARKER, CREATED_MARKER, LOCK]
+            .map(str::as_bytes)
+            .contains(&name)
 }
 
 /// Whether `file` is one of the store's own files under another name.
-fn is_own(file: &File, database: &Path) -> std::io::Result<bool> {
+fn is_store_file(file: &File, database: &Path) -> std::io::Result<bool> {
     let Some(dir) = database.parent() else {
         return Ok(false);
     };
     let found = file.metadata()?;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if is_own_name(&entry.file_name())
+        if is_store_file_name(&entry.file_name())
             && let Ok(own) = fs::metadata(entry.path())
             && (own.dev(), own.ino()) == (found.dev(), found.ino())
         {
@@ -426,12 +434,12 @@ pub(crate) fn check_path(path: &Path) -> std::io::Result<()> {
     probe.push(name);
     probe.push(format!(".{}", std::process::id()));
     let probe = path.with_file_name(probe);
-    let made = OpenOptions::new()
+    let created = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .open(&probe);
-    made.and_then(|_| fs::remove_file(&probe))
+    created.and_then(|_| fs::remove_file(&probe))
 }
 
 fn open_file(path: &Path) -> std::io::Result<File> {
@@ -449,35 +457,36 @@ fn open_file(path: &Path) -> std::io::Result<File> {
 
 /// How a file ends.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+enum FileEnd {
     /// The file is empty.
     Empty,
-    /// The file has no complete line, only this.
-    Torn(Vec<u8>),
-    /// With this record, up to and including the newline at `end`; the rest is an incomplete line.
-    Record(Last),
-    /// With something that is not a record.
+    /// The file has no complete line, only these bytes.
+    Incomplete(Vec<u8>),
+    /// The last complete line is this record; an incomplete line may follow.
+    Record(LastRecord),
+    /// The last complete line is not a record.
     Foreign,
 }
 
 /// The last complete record of a file.
 #[derive(Debug, PartialEq, Eq)]
-struct Last {
+struct LastRecord {
     chain: ChainName,
     seq: u64,
     hash: Digest256,
+    /// The offset after the record's newline.
     end: u64,
 }
 
-impl Last {
-    /// Parses a line without its newline, which is at `end`.
-    fn of_line(line: &[u8], end: u64) -> Option<Self> {
+impl LastRecord {
+    /// Parses a line without its newline; `end` is the offset after the newline.
+    fn parse_line(line: &[u8], end: u64) -> Option<Self> {
         let (body, prev, hash) = split_line(line)?;
-        let outline = Outline::parse(&body)?;
-        let is_record = Digest256::of(&prev, &body) == hash && outline.seq <= MAX_SEQ;
+        let header = RecordHeader::parse(&body)?;
+        let is_record = Digest256::of_record(&prev, &body) == hash && header.seq <= MAX_SEQ;
         is_record.then_some(Self {
-            chain: outline.sandbox,
-            seq: outline.seq,
+            chain: header.sandbox,
+            seq: header.seq,
             hash,
             end,
         })
@@ -485,32 +494,32 @@ impl Last {
 }
 
 /// Reads the end of a file and changes nothing.
-fn find_end(file: &mut File) -> std::io::Result<End> {
-    let start = file.metadata()?.len().saturating_sub(WINDOW);
+fn find_end(file: &mut File) -> std::io::Result<FileEnd> {
+    let start = file.metadata()?.len().saturating_sub(TAIL_WINDOW);
     file.seek(SeekFrom::Start(start))?;
     let mut tail = Vec::new();
-    file.take(WINDOW).read_to_end(&mut tail)?;
+    file.take(TAIL_WINDOW).read_to_end(&mut tail)?;
     let Some(newline) = tail.iter().rposition(|b| *b == b'\n') else {
         return Ok(match (start, tail.is_empty()) {
-            (_, true) => End::Empty,
-            (0, false) => End::Torn(tail),
-            _ => End::Foreign,
+            (_, true) => FileEnd::Empty,
+            (0, false) => FileEnd::Incomplete(tail),
+            _ => FileEnd::Foreign,
         });
     };
     let before = tail.get(..newline).unwrap_or_default();
     let line = before.rsplit(|b| *b == b'\n').next().unwrap_or_default();
     let end = start + u64::try_from(newline + 1).unwrap_or_default();
-    Ok(Last::of_line(line, end).map_or(End::Foreign, End::Record))
+    Ok(LastRecord::parse_line(line, end).map_or(FileEnd::Foreign, FileEnd::Record))
 }
 
-/// The last record of the file at `path`, which is only opened if it is a regular file.
-fn last_record(path: &Path) -> Option<Last> {
+/// The last record of the file at `path`; None if that is not a regular file or ends otherwise.
+fn last_record(path: &Path) -> Option<LastRecord> {
     let mut file = fs::metadata(path)
         .is_ok_and(|m| m.is_file())
         .then(|| File::open(path).ok())??;
     match find_end(&mut file).ok()? {
-        End::Record(last) => Some(last),
-        End::Empty | End::Torn(_) | End::Foreign => None,
+        FileEnd::Record(last) => Some(last),
+        FileEnd::Empty | FileEnd::Incomplete(_) | FileEnd::Foreign => None,
     }
 }
 
@@ -526,37 +535,37 @@ pub(crate) fn last_seq(path: &Path) -> Option<u64> {
 enum Relation {
     /// The record is in the database, or is the last of its chain that was rotated out.
     Continues,
-    /// The record was rotated out, and so were later ones of its chain.
-    Outrun,
-    /// As far as can be determined, the record does not belong to a chain of this database.
-    Stranger,
+    /// The record was rotated out, and so were later records of its chain.
+    RotatedOut,
+    /// The record does not seem to belong to a chain of this database.
+    Unrelated,
 }
 
-fn relation(conn: &Connection, last: &Last) -> Result<Relation, rusqlite::Error> {
+fn relation(conn: &Connection, last: &LastRecord) -> Result<Relation, rusqlite::Error> {
     let stored = conn
         .query_row(
             "SELECT hash FROM audit WHERE seq = ?1",
-            [signed(last.seq)],
+            [to_i64(last.seq)],
             |row| digest(row, 0),
         )
         .optional()?;
     if let Some(stored) = stored {
         return Ok(match stored == last.hash {
             true => Relation::Continues,
-            false => Relation::Stranger,
+            false => Relation::Unrelated,
         });
     }
     let base = conn
         .query_row(
             "SELECT base_seq, base_hash FROM chains WHERE name = ?1",
             [chain_text(&last.chain)],
-            |row| Ok((unsigned(row.get(0)?), digest(row, 1)?)),
+            |row| Ok((to_u64(row.get(0)?), digest(row, 1)?)),
         )
         .optional()?;
     Ok(match base {
         Some(base) if base == (last.seq, last.hash) => Relation::Continues,
-        Some((seq, _)) if seq > last.seq => Relation::Outrun,
-        _ => Relation::Stranger,
+        Some((seq, _)) if seq > last.seq => Relation::RotatedOut,
+        _ => Relation::Unrelated,
     })
 }
 
@@ -564,12 +573,12 @@ fn relation(conn: &Connection, last: &Last) -> Result<Relation, rusqlite::Error>
 fn is_rotated_past(conn: &Connection, seq: u64) -> Result<bool, rusqlite::Error> {
     conn.query_row(
         "SELECT coalesce(max(base_seq), 0) > ?1 FROM chains",
-        [signed(seq)],
+        [to_i64(seq)],
         |row| row.get(0),
     )
 }
 
-/// Renames the file to `.1`, that one to `.2`, and so on; the oldest is removed.
+/// Renames the file to `.1`, the previous `.1` to `.2`, and so on; the oldest file is removed.
 fn rotate(options: &JsonlOptions) -> std::io::Result<()> {
     let numbered = |n: u32| with_suffix(&options.path, &format!(".{n}"));
     if options.keep == 0 {
@@ -589,41 +598,48 @@ mod tests {
     use super::*;
     use crate::audit::chain::write_line;
 
-    fn end_of(content: &[u8]) -> End {
+    fn end_of(content: &[u8]) -> FileEnd {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x");
         fs::write(&path, content).unwrap();
         let mut file = open_file(&path).unwrap();
         let end = find_end(&mut file).unwrap();
-        assert_eq!(fs::read(&path).unwrap(), content, "looking changes nothing");
+        assert_eq!(
+            fs::read(&path).unwrap(),
+            content,
+            "reading the end changes nothing"
+        );
         end
     }
 
     #[test]
     fn end_of_file_is_its_last_complete_record() {
         let body = br#"{"kind":"dns","seq":7,"ts":2,"v":1}"#;
-        let hash = Digest256::of(&Digest256::ZERO, body);
+        let hash = Digest256::of_record(&Digest256::ZERO, body);
         let mut line = Vec::new();
         write_line(&mut line, body, &Digest256::ZERO, &hash);
         line.push(b'\n');
         let record = || {
-            End::Record(Last {
+            FileEnd::Record(LastRecord {
                 chain: None,
                 seq: 7,
                 hash,
                 end: line.len() as u64,
             })
         };
-        assert_eq!(end_of(b""), End::Empty);
+        assert_eq!(end_of(b""), FileEnd::Empty);
         assert_eq!(end_of(&line), record());
         assert_eq!(end_of(&[&line[..], b"{\"kind\":\"d"].concat()), record());
         assert_eq!(end_of(&[&line[..], &[0; 100]].concat()), record());
-        assert_eq!(end_of(&line[..20]), End::Torn(line[..20].to_vec()));
+        assert_eq!(
+            end_of(&line[..20]),
+            FileEnd::Incomplete(line[..20].to_vec())
+        );
         for foreign in [&b"notes\n"[..], b"notes\nmore", b"{\"a\":1}\n"] {
-            assert_eq!(end_of(foreign), End::Foreign);
+            assert_eq!(end_of(foreign), FileEnd::Foreign);
         }
-        let long = vec![b'x'; usize::try_from(WINDOW).unwrap() + 1];
-        assert_eq!(end_of(&long), End::Foreign);
+        let long = vec![b'x'; usize::try_from(TAIL_WINDOW).unwrap() + 1];
+        assert_eq!(end_of(&long), FileEnd::Foreign);
     }
 
     #[test]

@@ -79,12 +79,12 @@ impl Store {
         })
     }
 
-    /// Reads of the registry.
+    /// Read access to the registry.
     pub fn registry(&self) -> RegistryReader {
         RegistryReader::new(Arc::clone(&self.link.state.snapshot))
     }
 
-    /// The audit log.
+    /// Access to the audit log.
     pub fn audit(&self) -> AuditLogHandle {
         AuditLogHandle::new(Arc::clone(&self.link))
     }
@@ -110,7 +110,7 @@ impl Store {
         event: AuditEvent,
         now: UnixMillis,
     ) -> Result<RegistrationOutcome, StoreError> {
-        self.put(row, LiveHolder::End, event, now).await
+        self.put(row, LiveHolder::Remove, event, now).await
     }
 
     async fn put(
@@ -121,7 +121,7 @@ impl Store {
         now: UnixMillis,
     ) -> Result<RegistrationOutcome, StoreError> {
         self.link
-            .ask(|reply| {
+            .request(|reply| {
                 Command::Durable(Durable::Register {
                     row: Box::new(row),
                     live_holder,
@@ -137,7 +137,7 @@ impl Store {
     /// aside, as it is whenever a reader finds corruption.
     pub async fn check_registry(&self) -> Result<(), StoreError> {
         let link = Arc::clone(&self.link);
-        writer::off_thread(move || link.read(database::check_registrations)).await
+        writer::run_blocking(move || link.read(database::check_registrations)).await
     }
 
     /// Removes `id` and writes `event` in one transaction. Returns the row that was removed.
@@ -149,7 +149,7 @@ impl Store {
     ) -> Result<Arc<Registration>, StoreError> {
         let id = id.clone();
         self.link
-            .ask(|reply| {
+            .request(|reply| {
                 Command::Durable(Durable::Unregister {
                     id,
                     event: Box::new(event),
@@ -163,7 +163,7 @@ impl Store {
     /// Removes every row that has expired at `now`, each with a record in its own chain.
     pub async fn prune_expired(&self, now: UnixMillis) -> Result<Vec<SandboxId>, StoreError> {
         self.link
-            .ask(|reply| Command::Durable(Durable::Prune { now, reply }))
+            .request(|reply| Command::Durable(Durable::Prune { now, reply }))
             .await
     }
 
@@ -172,7 +172,7 @@ impl Store {
         self.link.state.check_available()?;
         let source = self.link.database_path();
         let target = path.clone();
-        writer::off_thread(move || recovery::backup_blocking(&source, &target)).await?;
+        writer::run_blocking(move || recovery::backup_blocking(&source, &target)).await?;
         let mut event = AuditEvent::lifecycle("registry_backed_up", None);
         event.path = Some(path.display().to_string());
         self.audit().record_durable(event, now).await.map(drop)
@@ -184,7 +184,7 @@ impl Store {
         let dir = self.link.dir.clone();
         let source = path.clone();
         let staged =
-            writer::off_thread(move || recovery::stage_restore_blocking(&source, &dir, now))
+            writer::run_blocking(move || recovery::stage_restore_blocking(&source, &dir, now))
                 .await?;
         let mut event = AuditEvent::lifecycle("registry_restored", None);
         event.path = Some(path.display().to_string());
@@ -194,19 +194,20 @@ impl Store {
     /// Starts with an empty database; the previous one is moved aside.
     pub async fn reset(&self, now: UnixMillis) -> Result<(), StoreError> {
         let dir = self.link.dir.clone();
-        let staged = writer::off_thread(move || recovery::stage_empty_blocking(&dir, now)).await?;
+        let staged =
+            writer::run_blocking(move || recovery::stage_empty_blocking(&dir, now)).await?;
         let event = AuditEvent::lifecycle("registry_reset", None);
         self.swap(staged, event, now).await
     }
 
     async fn swap(
         &self,
-        staged: recovery::Staged,
+        staged: recovery::StagedDatabase,
         event: AuditEvent,
         now: UnixMillis,
     ) -> Result<(), StoreError> {
         self.link
-            .ask(|reply| Command::Swap {
+            .request(|reply| Command::Swap {
                 staged,
                 event: Box::new(event),
                 now,
@@ -218,9 +219,9 @@ impl Store {
     /// Flushes everything, checkpoints the WAL and stops the writer. Every handle returns
     /// [`StoreError::Closed`] afterwards.
     pub async fn close(&self) -> Result<(), StoreError> {
-        let outcome = self.link.ask(Command::Close).await;
+        let outcome = self.link.request(Command::Close).await;
         let link = Arc::clone(&self.link);
-        writer::off_thread(move || {
+        writer::run_blocking(move || {
             link.join_blocking();
             Ok(())
         })

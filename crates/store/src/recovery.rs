@@ -1,7 +1,7 @@
 //! Recovery from a corrupt database: moving it aside, backup, restore, reset.
 //!
 //! ```text
-//!            open ok                     damage met
+//!            open ok                     corruption
 //!   (start) ─────────> Available ─────────────────────────> Unavailable <── (start: marker)
 //!                          ^                                     │
 //!                          └──────── restore, reset <────────────┘
@@ -12,9 +12,9 @@
 //! Unavailable and never to an empty registry. If it cannot be written, nothing is moved: the next
 //! start finds the corrupt file again.
 //!
-//! The witness file records that this directory has had a database. It is empty, written once the
-//! first database is in place and never removed; a directory that has it (or any other file that
-//! only a used directory has, see [`was_used`]) and no database has lost its database.
+//! The created marker records that this directory has had a database. It is an empty file, written
+//! after the first database is in place and never removed. If a directory has this file (or another
+//! file that only a used directory has, see [`was_used`]) and no database, the database was lost.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -31,16 +31,16 @@ use crate::audit::verify;
 use crate::connection;
 use crate::error::StoreError;
 use crate::files::{create_private, free_name, sync_file, sync_parent, with_suffix};
-use crate::schema::{self, Flaw, MIGRATIONS};
+use crate::schema::{self, DatabaseOpenError, MIGRATIONS};
 
-/// File name of the marker in the state directory.
-pub(crate) const MARKER: &str = "registry.unavailable";
+/// File name of the marker of an unavailable registry, in the state directory.
+pub(crate) const UNAVAILABLE_MARKER: &str = "registry.unavailable";
 
 /// Part of the file names of databases that are about to be put in place.
 const STAGED: &str = "staged";
 
-/// File name of the witness in the state directory.
-pub(crate) const WITNESS: &str = "registry.made";
+/// File name of the marker of a directory that has had a database.
+pub(crate) const CREATED_MARKER: &str = "registry.made";
 
 /// The content of the marker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,10 +55,10 @@ pub(crate) struct Marker {
 impl Marker {
     /// The marker in `dir`, if there is one. A marker that cannot be read still counts.
     pub(crate) fn read(dir: &Path) -> Option<Self> {
-        match fs::read(dir.join(MARKER)) {
+        match fs::read(dir.join(UNAVAILABLE_MARKER)) {
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => Some(Self {
-                reason: format!("{MARKER} is there and cannot be read ({e})"),
+                reason: format!("{UNAVAILABLE_MARKER} exists but cannot be read ({e})"),
                 last_seq: 0,
             }),
             Ok(bytes) => Some(serde_json::from_slice(&bytes).unwrap_or_else(|_| Self {
@@ -70,7 +70,10 @@ impl Marker {
 
     /// Writes the marker, replacing an earlier one, and flushes it to the disk.
     pub(crate) fn write(&self, dir: &Path) -> Result<(), StoreError> {
-        let (path, temp) = (dir.join(MARKER), dir.join(".registry.unavailable.new"));
+        let (path, temp) = (
+            dir.join(UNAVAILABLE_MARKER),
+            dir.join(".registry.unavailable.new"),
+        );
         let text = serde_json::to_vec(self).unwrap_or_default();
         let write = || -> std::io::Result<()> {
             let mut file = OpenOptions::new()
@@ -89,7 +92,7 @@ impl Marker {
 
     /// Removes the marker.
     pub(crate) fn remove(dir: &Path) -> Result<(), StoreError> {
-        let path = dir.join(MARKER);
+        let path = dir.join(UNAVAILABLE_MARKER);
         match fs::remove_file(&path) {
             Ok(()) => sync_parent(&path),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -100,10 +103,15 @@ impl Marker {
 
 /// Marks the registry unavailable and moves the corrupt database aside. Returns the reason for the
 /// operator.
-pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: UnixMillis) -> String {
+pub(crate) fn move_corrupt_aside(
+    dir: &Path,
+    found: &str,
+    last_seq: u64,
+    now: UnixMillis,
+) -> String {
     let aside = free_name(&aside_name(dir, "corrupt", now));
     let reason = format!(
-        "the database is broken ({found}) and was set aside as {}",
+        "the database is corrupt ({found}) and was moved aside as {}",
         aside.file_name().unwrap_or_default().to_string_lossy()
     );
     let marker = Marker {
@@ -113,7 +121,7 @@ pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: Unix
     // If the file were moved without a marker, the next start would find no database and no reason.
     if let Err(error) = marker.write(dir) {
         tracing::error!(found, %error, "the registry is unavailable and moving the corrupt database aside failed");
-        return format!("the database is broken ({found}) and was left where it is: {error}");
+        return format!("the database is corrupt ({found}) and could not be moved aside: {error}");
     }
     if let Err(error) = move_database(&dir.join(DATABASE), &aside) {
         tracing::error!(%error, "moving the corrupt database aside failed");
@@ -126,9 +134,9 @@ pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: Unix
     reason
 }
 
-/// Creates the witness if it does not exist.
-pub(crate) fn bear_witness(dir: &Path) -> Result<(), StoreError> {
-    let path = dir.join(WITNESS);
+/// Creates the created marker if it does not exist.
+pub(crate) fn write_created_marker(dir: &Path) -> Result<(), StoreError> {
+    let path = dir.join(CREATED_MARKER);
     match create_private(&path) {
         Ok(()) => sync_parent(&path),
         Err(StoreError::Exists { .. }) => Ok(()),
@@ -136,14 +144,14 @@ pub(crate) fn bear_witness(dir: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Whether `dir` has had a database: it has the witness, or a database that was moved aside,
+/// Whether `dir` has had a database: it has the created marker, or a database that was moved aside,
 /// replaced or migrated. A database that was staged and never put in place does not count. A
 /// directory that cannot be read counts as used.
 pub(crate) fn was_used(dir: &Path) -> bool {
     let is_free = |path: &Path| {
         fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
     };
-    if !is_free(&dir.join(WITNESS)) {
+    if !is_free(&dir.join(CREATED_MARKER)) {
         return true;
     }
     let Ok(entries) = fs::read_dir(dir) else {
@@ -161,16 +169,16 @@ pub(crate) fn was_used(dir: &Path) -> bool {
 }
 
 /// The lowest number after which new audit numbers may start, for a directory whose database is
-/// corrupt or lost: the highest number of its tables, else [`epoch`]; or the last exported number,
-/// if that is higher. The export alone would not be enough, because it may lag behind.
+/// corrupt or lost: the highest number of its tables, else [`fallback_seq`]; or the last exported
+/// number, if that is higher. The export alone would not be enough, because it may lag behind.
 pub(crate) fn known_seq(dir: &Path, exported: u64, now: UnixMillis) -> u64 {
-    let stored = connection::connect_evidence(&dir.join(DATABASE))
+    let stored = connection::connect_for_inspection(&dir.join(DATABASE))
         .ok()
         .and_then(|conn| highest_seq(&conn));
-    stored.unwrap_or_else(|| epoch(now)).max(exported)
+    stored.unwrap_or_else(|| fallback_seq(now)).max(exported)
 }
 
-/// The highest number in the tables, if they can be read and it is plausible.
+/// The highest number in the tables; None if they cannot be read or the number is implausible.
 pub(crate) fn highest_seq(conn: &Connection) -> Option<u64> {
     let highest: i64 = conn
         .query_row(
@@ -183,10 +191,10 @@ pub(crate) fn highest_seq(conn: &Connection) -> Option<u64> {
     u64::try_from(highest).ok().filter(|seq| *seq <= MAX_SEQ)
 }
 
-/// The first number to use if the used ones are unknown: a thousand for every millisecond since
-/// 1970. A log that started at 1, or at an earlier epoch, cannot have reached it, since it would
-/// have had to write a million records per second all the time.
-fn epoch(now: UnixMillis) -> u64 {
+/// The first number to use if the used numbers are unknown: a thousand for every millisecond since
+/// 1970. A log that started at 1, or at an earlier number of this kind, cannot have reached it: it
+/// would have had to write a million records per second without interruption.
+fn fallback_seq(now: UnixMillis) -> u64 {
     let millis = u64::try_from(now.get()).unwrap_or_default();
     millis.saturating_mul(1000).min(MAX_SEQ / 2)
 }
@@ -216,11 +224,11 @@ pub(crate) fn move_database(from: &Path, to: &Path) -> Result<(), StoreError> {
 /// A complete database under another name in the state directory, ready to be put in place. Removed
 /// if it is not used.
 #[derive(Debug)]
-pub(crate) struct Staged {
+pub(crate) struct StagedDatabase {
     pub(crate) path: PathBuf,
 }
 
-impl Drop for Staged {
+impl Drop for StagedDatabase {
     fn drop(&mut self) {
         for end in ["", "-wal", "-shm"] {
             // The file does not exist any more if it was put in place.
@@ -241,18 +249,21 @@ pub(crate) fn stage_restore_blocking(
     source: &Path,
     dir: &Path,
     now: UnixMillis,
-) -> Result<Staged, StoreError> {
-    let same = |a: &Path, b: &Path| match (fs::canonicalize(a), fs::canonicalize(b)) {
+) -> Result<StagedDatabase, StoreError> {
+    let is_same_file = |a: &Path, b: &Path| match (fs::canonicalize(a), fs::canonicalize(b)) {
         (Ok(a), Ok(b)) => a == b,
         _ => false,
     };
-    if same(source, &dir.join(DATABASE)) {
-        return Err(StoreError::unfit(source, "it is the database in use"));
+    if is_same_file(source, &dir.join(DATABASE)) {
+        return Err(StoreError::invalid_backup(
+            source,
+            "it is the database in use",
+        ));
     }
     if !source.is_file() {
-        return Err(StoreError::unfit(source, "there is no such file"));
+        return Err(StoreError::invalid_backup(source, "there is no such file"));
     }
-    let staged = stage(dir, now)?;
+    let staged = create_staged(dir, now)?;
     let copy = |end: &str| {
         let copied = File::open(with_suffix(source, end)).and_then(|mut from| {
             let mut to = OpenOptions::new()
@@ -266,30 +277,34 @@ pub(crate) fn stage_restore_blocking(
         match copied {
             Ok(_) => Ok(()),
             Err(e) if e.kind() == ErrorKind::NotFound && !end.is_empty() => Ok(()),
-            Err(e) => Err(StoreError::unfit(source, e)),
+            Err(e) => Err(StoreError::invalid_backup(source, e)),
         }
     };
     // A database that was open when it was copied has part of its content in its WAL.
     copy("")?;
     copy("-wal")?;
-    check(&staged.path).map_err(|reason| StoreError::unfit(source, reason))?;
+    check_staged(&staged.path).map_err(|reason| StoreError::invalid_backup(source, reason))?;
     sync_file(&staged.path)?;
     Ok(staged)
 }
 
 /// A new, empty database.
-pub(crate) fn stage_empty_blocking(dir: &Path, now: UnixMillis) -> Result<Staged, StoreError> {
-    let staged = stage(dir, now)?;
-    schema::fill(&staged.path, MIGRATIONS)?;
+pub(crate) fn stage_empty_blocking(
+    dir: &Path,
+    now: UnixMillis,
+) -> Result<StagedDatabase, StoreError> {
+    let staged = create_staged(dir, now)?;
+    schema::create_tables(&staged.path, MIGRATIONS)?;
     Ok(staged)
 }
 
-/// Uses a unique name, also if two restores run at once.
-fn stage(dir: &Path, now: UnixMillis) -> Result<Staged, StoreError> {
+/// Creates an empty file for a staged database, under a unique name even if two restores run at
+/// once.
+fn create_staged(dir: &Path, now: UnixMillis) -> Result<StagedDatabase, StoreError> {
     loop {
         let path = free_name(&aside_name(dir, STAGED, now));
         match create_private(&path) {
-            Ok(()) => return Ok(Staged { path }),
+            Ok(()) => return Ok(StagedDatabase { path }),
             Err(StoreError::Exists { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -307,20 +322,19 @@ pub(crate) fn remove_stale(dir: &Path) {
     }
 }
 
-/// Verifies everything that must hold before a database may replace another one. Migrates it and
-/// checkpoints its WAL; it is a copy.
-fn check(path: &Path) -> Result<(), String> {
+/// Checks that a staged copy may replace the database. Migrates the copy and checkpoints its WAL.
+fn check_staged(path: &Path) -> Result<(), String> {
     let conn = match schema::connect(path, MIGRATIONS) {
         Ok(conn) => conn,
-        Err(Flaw::Broken(reason)) => return Err(reason),
-        Err(Flaw::Refused(error)) => return Err(error.to_string()),
+        Err(DatabaseOpenError::Corrupt(reason)) => return Err(reason),
+        Err(DatabaseOpenError::Refused(error)) => return Err(error.to_string()),
     };
     let report = verify::verify_connection(&conn);
     if let Some(broken) = report.first_broken {
         return Err(format!("its audit log does not verify: {broken}"));
     }
     conn.execute_batch("ROLLBACK").map_err(|e| e.to_string())?;
-    connection::fold(&conn).map_err(|e| e.to_string())?;
+    connection::checkpoint_wal(&conn).map_err(|e| e.to_string())?;
     drop(conn);
     // Loads every row, as the gate will.
     match crate::database::Database::open(path) {
@@ -328,7 +342,7 @@ fn check(path: &Path) -> Result<(), String> {
             database.close();
             Ok(())
         }
-        Err(Flaw::Broken(reason)) => Err(reason),
-        Err(Flaw::Refused(error)) => Err(error.to_string()),
+        Err(DatabaseOpenError::Corrupt(reason)) => Err(reason),
+        Err(DatabaseOpenError::Refused(error)) => Err(error.to_string()),
     }
 }

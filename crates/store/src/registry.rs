@@ -32,12 +32,12 @@ pub enum RegistryLookup {
 /// The result of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistrationOutcome {
-    /// The number of its audit record.
+    /// The number of the audit record of the registration.
     pub seq: u64,
     /// The previous row of the same id.
     pub replaced: Option<Arc<Registration>>,
     /// The previous holder of the address, which was removed: it had expired, or was replaced.
-    pub expelled: Option<SandboxId>,
+    pub removed_holder: Option<SandboxId>,
 }
 
 /// Read access to the registry. Cloning is cheap.

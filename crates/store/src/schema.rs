@@ -5,7 +5,7 @@ use std::path::Path;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
-use crate::connection::{BUSY, copy_database, fold, prepare};
+use crate::connection::{BUSY_TIMEOUT, checkpoint_wal, configure, copy_database};
 use crate::error::{StoreError, is_corruption};
 use crate::files::{free_name, sync_file, with_suffix};
 
@@ -84,17 +84,17 @@ INSERT INTO ledger VALUES (1, 0, 0, 0);
 
 /// Why a database could not be opened.
 #[derive(Debug)]
-pub(crate) enum Flaw {
+pub(crate) enum DatabaseOpenError {
     /// The file is corrupt: move it aside and refuse everything.
-    Broken(String),
+    Corrupt(String),
     /// A condition that the operator has to correct first; the file is not changed.
     Refused(StoreError),
 }
 
-impl Flaw {
-    pub(crate) fn of(path: &Path, error: &rusqlite::Error) -> Self {
+impl DatabaseOpenError {
+    pub(crate) fn from_sqlite(path: &Path, error: &rusqlite::Error) -> Self {
         if is_corruption(error) {
-            Self::Broken(error.to_string())
+            Self::Corrupt(error.to_string())
         } else {
             Self::Refused(StoreError::file(path, error))
         }
@@ -102,56 +102,63 @@ impl Flaw {
 }
 
 /// Opens an existing database for writing, after a check of its application id and version.
-pub(crate) fn connect(path: &Path, migrations: &[&str]) -> Result<Connection, Flaw> {
+pub(crate) fn connect(path: &Path, migrations: &[&str]) -> Result<Connection, DatabaseOpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut conn = Connection::open_with_flags(path, flags).map_err(|e| Flaw::of(path, &e))?;
+    let mut conn = Connection::open_with_flags(path, flags)
+        .map_err(|e| DatabaseOpenError::from_sqlite(path, &e))?;
     let version = identify(&conn, path, migrations)?;
-    prepare(&conn).map_err(|e| Flaw::of(path, &e))?;
-    if version < known(migrations) {
-        keep_copy(&conn, path, known(migrations)).map_err(Flaw::Refused)?;
-        migrate(&mut conn, migrations).map_err(|e| Flaw::of(path, &e))?;
+    configure(&conn).map_err(|e| DatabaseOpenError::from_sqlite(path, &e))?;
+    if version < latest_version(migrations) {
+        back_up(&conn, path, latest_version(migrations)).map_err(DatabaseOpenError::Refused)?;
+        migrate(&mut conn, migrations).map_err(|e| DatabaseOpenError::from_sqlite(path, &e))?;
     }
     Ok(conn)
 }
 
 /// Turns the empty file at `path` into a new database, without a WAL.
-pub(crate) fn fill(path: &Path, migrations: &[&str]) -> Result<(), StoreError> {
-    let made = (|| {
+pub(crate) fn create_tables(path: &Path, migrations: &[&str]) -> Result<(), StoreError> {
+    let created = (|| {
         let mut conn = Connection::open(path)?;
-        prepare(&conn)?;
+        configure(&conn)?;
         conn.pragma_update(None, "application_id", APPLICATION_ID)?;
         migrate(&mut conn, migrations)?;
-        fold(&conn)
+        checkpoint_wal(&conn)
     })();
-    made.map_err(|e| StoreError::file(path, e))?;
+    created.map_err(|e| StoreError::file(path, e))?;
     sync_file(path)
 }
 
 /// Checks the application id and returns the version. Reads only.
-pub(crate) fn identify(conn: &Connection, path: &Path, migrations: &[&str]) -> Result<u32, Flaw> {
-    let look = || -> Result<(i32, u32), rusqlite::Error> {
-        conn.busy_timeout(BUSY)?;
+pub(crate) fn identify(
+    conn: &Connection,
+    path: &Path,
+    migrations: &[&str],
+) -> Result<u32, DatabaseOpenError> {
+    let read = || -> Result<(i32, u32), rusqlite::Error> {
+        conn.busy_timeout(BUSY_TIMEOUT)?;
         // Refusing a newer file must not even checkpoint its WAL.
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         let id = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
         let version = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
         Ok((id, version))
     };
-    let (id, version) = look().map_err(|e| Flaw::of(path, &e))?;
+    let (id, version) = read().map_err(|e| DatabaseOpenError::from_sqlite(path, &e))?;
     if id != APPLICATION_ID || version == 0 {
-        return Err(Flaw::Broken("it is not a database of palisade".to_owned()));
+        return Err(DatabaseOpenError::Corrupt(
+            "it is not a database of palisade".to_owned(),
+        ));
     }
-    if version > known(migrations) {
-        return Err(Flaw::Refused(StoreError::NewerSchema {
+    if version > latest_version(migrations) {
+        return Err(DatabaseOpenError::Refused(StoreError::NewerSchema {
             path: path.to_owned(),
             found: version,
-            known: known(migrations),
+            known: latest_version(migrations),
         }));
     }
     Ok(version)
 }
 
-fn known(migrations: &[&str]) -> u32 {
+fn latest_version(migrations: &[&str]) -> u32 {
     u32::try_from(migrations.len()).unwrap_or(u32::MAX)
 }
 
@@ -163,12 +170,12 @@ fn migrate(conn: &mut Connection, migrations: &[&str]) -> Result<(), rusqlite::E
     for step in migrations.iter().skip(version) {
         tx.execute_batch(step)?;
     }
-    tx.pragma_update(None, "user_version", known(migrations))?;
+    tx.pragma_update(None, "user_version", latest_version(migrations))?;
     tx.commit()
 }
 
-/// Copies the file as it was before version `version`, beside it.
-fn keep_copy(conn: &Connection, path: &Path, version: u32) -> Result<(), StoreError> {
+/// Copies the database beside the original before it is migrated to `version`.
+fn back_up(conn: &Connection, path: &Path, version: u32) -> Result<(), StoreError> {
     let copy = free_name(&with_suffix(path, &format!(".before-v{version}")));
     copy_database(conn, &copy)?;
     tracing::info!(copy = %copy.display(), version, "copied the database before migration");
@@ -180,7 +187,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::connection::connect_evidence;
+    use crate::connection::connect_for_inspection;
     use crate::files::create_private;
 
     const V2: &str = "ALTER TABLE registrations ADD COLUMN note TEXT NOT NULL DEFAULT 'none';
@@ -193,7 +200,7 @@ mod tests {
     fn file_with_one_row(dir: &Path) -> PathBuf {
         let path = dir.join("palisade.db");
         create_private(&path).unwrap();
-        fill(&path, MIGRATIONS).unwrap();
+        create_tables(&path, MIGRATIONS).unwrap();
         let conn = connect(&path, MIGRATIONS).unwrap();
         conn.execute(
             "INSERT INTO registrations (id, body) VALUES ('a', '{}')",
@@ -218,20 +225,20 @@ mod tests {
         );
 
         let copy = dir.path().join("palisade.db.before-v2");
-        let before = connect_evidence(&copy).unwrap();
+        let before = connect_for_inspection(&copy).unwrap();
         assert_eq!(count(&before, "PRAGMA user_version"), 1);
         assert_eq!(count(&before, "SELECT count(*) FROM registrations"), 1);
         assert!(identify(&before, &copy, MIGRATIONS).is_ok());
     }
 
     #[test]
-    fn a_migration_that_fails_leaves_the_file_as_it_was() {
+    fn failed_migration_leaves_the_file_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = file_with_one_row(dir.path());
         let broken = "ALTER TABLE registrations ADD COLUMN note TEXT; SELECT nonsense;";
         assert!(matches!(
             connect(&path, &[V1, broken]),
-            Err(Flaw::Refused(StoreError::File { .. }))
+            Err(DatabaseOpenError::Refused(StoreError::File { .. }))
         ));
         let conn = connect(&path, MIGRATIONS).unwrap();
         assert_eq!(count(&conn, "PRAGMA user_version"), 1);
@@ -239,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_file_is_refused_and_not_touched() {
+    fn newer_file_is_refused_and_not_changed() {
         let dir = tempfile::tempdir().unwrap();
         let path = file_with_one_row(dir.path());
         drop(connect(&path, &[V1, V2]).unwrap());
         let before = std::fs::read(&path).unwrap();
         match connect(&path, MIGRATIONS) {
-            Err(Flaw::Refused(StoreError::NewerSchema {
+            Err(DatabaseOpenError::Refused(StoreError::NewerSchema {
                 found: 2, known: 1, ..
             })) => {}
             other => panic!("{other:?}"),
@@ -264,7 +271,10 @@ mod tests {
         let empty = dir.path().join("empty.db");
         std::fs::write(&empty, b"").unwrap();
         for path in [foreign, empty] {
-            assert!(matches!(connect(&path, MIGRATIONS), Err(Flaw::Broken(_))));
+            assert!(matches!(
+                connect(&path, MIGRATIONS),
+                Err(DatabaseOpenError::Corrupt(_))
+            ));
         }
     }
 }

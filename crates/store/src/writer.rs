@@ -19,14 +19,14 @@ use tokio::sync::oneshot;
 
 use crate::audit::AuditOptions;
 use crate::audit::merge::merge_floods;
-use crate::audit::queue::{Entry, QUEUE};
+use crate::audit::queue::{Entry, QUEUE_CAPACITY};
 use crate::connection;
 use crate::database::{Database, Totals};
 use crate::error::{StoreError, is_corruption};
 use crate::files;
 use crate::health::State;
 use crate::jsonl::{Follower, Message};
-use crate::recovery::Staged;
+use crate::recovery::StagedDatabase;
 use crate::registry::RegistrySnapshot;
 use crate::{DATABASE, StoreOptions};
 
@@ -37,47 +37,50 @@ mod lifecycle;
 #[cfg(test)]
 mod tests;
 
-/// How long traffic events wait for more. A crash can lose the events of this time and of one
-/// commit.
+/// How long traffic events wait for further events. A crash can lose the events of this time and of
+/// one commit.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// A batch of this size does not wait for more: half of what one sandbox may have in flight, so
-/// that the other half can be queued while this one is written.
-const COMPANY: usize = QUEUE / 2;
+/// Size from which a batch does not wait for further events: half of the queue of one sandbox, so
+/// that the other half can be filled while the batch is written.
+const FULL_BATCH: usize = QUEUE_CAPACITY / 2;
 
-/// Maximum size of a batch, so that no caller waits long for one and a crash loses little.
+/// Maximum number of commands in a batch, so that a commit is short and a crash loses little.
 const MAX_BATCH: usize = 1024;
 
 /// Maximum number of records that a batch rotates out (rounded up to a segment), in addition to two
-/// for each one it writes: enough to keep up with any flood, without a long stall.
+/// for each record that it writes: enough to keep up with any flood, without a long stall.
 const ROTATE_STEP: u64 = 512;
 
-/// How long heads may go unrecorded.
-const STATE_AFTER: Duration = Duration::from_secs(60);
+/// Maximum time between two records of the chain heads.
+const MAX_HEADS_AGE: Duration = Duration::from_secs(60);
 
-const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LAST_RETRY: Duration = Duration::from_secs(5);
+/// Pause before the first retry; each further pause is twice as long.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Maximum pause between retries.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 /// A command to the writer.
 pub(crate) enum Command {
-    /// Write this soon.
+    /// Write a traffic event with the next batch.
     Traffic(Entry),
-    /// Do this, and answer when it is on disk.
+    /// Execute a durable command, and reply when its result is on disk.
     Durable(Durable),
-    /// Answer when everything before this is on disk.
+    /// Reply when all earlier commands are on disk.
     Flush(ReplySender<()>),
     /// Change the options of the audit log.
     Options(AuditOptions),
     /// Put another database in place.
     Swap {
-        staged: Staged,
+        staged: StagedDatabase,
         event: Box<AuditEvent>,
         now: UnixMillis,
         reply: ReplySender<()>,
     },
     /// A reader found corruption.
-    Broken(String),
-    /// Flush and end.
+    CorruptionFound(String),
+    /// Flush everything and end the thread.
     Close(ReplySender<()>),
     /// Run a test's closure on this thread.
     #[cfg(test)]
@@ -102,10 +105,10 @@ impl Link {
 
     pub(crate) fn send(&self, command: Command) -> Result<(), StoreError> {
         let is_traffic = matches!(command, Command::Traffic(_));
-        let mut is_company = false;
+        let mut completes_batch = false;
         if is_traffic {
             let before = self.state.counters.queued.fetch_add(1, Relaxed);
-            is_company = (before + 1).is_multiple_of(COMPANY);
+            completes_batch = (before + 1).is_multiple_of(FULL_BATCH);
         }
         let sent = self.commands.send(command).map_err(|_| {
             if is_traffic {
@@ -114,23 +117,22 @@ impl Link {
             }
             StoreError::Closed
         });
-        if !is_traffic || is_company {
+        if !is_traffic || completes_batch {
             self.writer.unpark();
         }
         sent
     }
 
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn request<T>(
         &self,
         command: impl FnOnce(ReplySender<T>) -> Command,
     ) -> Result<T, StoreError> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, response) = oneshot::channel();
         self.send(command(reply))?;
-        answer.await.unwrap_or(Err(StoreError::Closed))
+        response.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// Runs `read` on a read-only connection. Reports corruption that it finds to the writer.
-    /// Blocks.
+    /// Runs `read` on a read-only connection, and reports corruption to the writer. Blocks.
     pub(crate) fn read<T>(
         &self,
         read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
@@ -140,8 +142,8 @@ impl Link {
             .and_then(|conn| read(&conn))
             .map_err(|error| {
                 if is_corruption(&error) {
-                    // The result is the same if the writer has ended already.
-                    let _ = self.send(Command::Broken(error.to_string()));
+                    // Sending fails if the writer has ended, which does not change the result.
+                    let _ = self.send(Command::CorruptionFound(error.to_string()));
                 }
                 StoreError::read(&error)
             })
@@ -179,8 +181,8 @@ impl Drop for Link {
     }
 }
 
-/// Runs blocking work on a thread that may block.
-pub(crate) async fn off_thread<T: Send + 'static>(
+/// Runs blocking work on a thread of the blocking pool.
+pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     tokio::task::spawn_blocking(work)
@@ -207,7 +209,7 @@ pub(crate) fn start(options: StoreOptions) -> Result<Link, StoreError> {
         linger: LINGER,
         retry: None,
         rotation_failed: false,
-        state_at: Instant::now() + STATE_AFTER,
+        heads_due: Instant::now() + MAX_HEADS_AGE,
         last_ts: now,
         known_seq,
     };
@@ -234,16 +236,16 @@ pub(crate) struct Writer {
     jsonl: Follower,
     /// Traffic events that are not on disk yet.
     pending: VecDeque<Entry>,
-    /// How long traffic events wait for more.
+    /// How long traffic events wait for further events.
     linger: Duration,
     /// When to retry after a failed transaction, and how long the pause was.
     retry: Option<(Instant, Duration)>,
     rotation_failed: bool,
     /// When heads are due to be recorded, if anything was written.
-    state_at: Instant,
+    heads_due: Instant,
     /// The latest time of any command, for records that the writer creates itself.
     last_ts: UnixMillis,
-    /// The last number that is known to be in use, while there is no database.
+    /// The last record number that is known to be in use, while there is no database.
     known_seq: u64,
 }
 
@@ -252,9 +254,9 @@ pub(crate) struct Writer {
 struct Batch {
     durable: Vec<Durable>,
     /// A command that runs after the commit, and ends the batch.
-    then: Option<Command>,
+    control: Option<Command>,
     /// Whether every handle was dropped.
-    gone: bool,
+    handles_dropped: bool,
 }
 
 impl Writer {
@@ -262,16 +264,16 @@ impl Writer {
         loop {
             let batch = self.gather();
             self.commit(batch.durable, false);
-            match batch.then {
+            match batch.control {
                 Some(Command::Close(reply)) => {
-                    let outcome = self.end();
+                    let outcome = self.shut_down();
                     // A dropped handle does not wait for the result.
                     let _ = reply.send(outcome);
                     return;
                 }
                 Some(command) => self.control(command),
-                None if batch.gone => {
-                    let _ = self.end();
+                None if batch.handles_dropped => {
+                    let _ = self.shut_down();
                     return;
                 }
                 None => {}
@@ -279,7 +281,7 @@ impl Writer {
         }
     }
 
-    /// Waits for commands and takes those that are queued.
+    /// Waits for a command and collects a batch from the queue.
     fn gather(&mut self) -> Batch {
         let mut batch = Batch::default();
         let first = match self.wait_timeout() {
@@ -287,20 +289,20 @@ impl Writer {
             Some(wait) => self.inbox.recv_timeout(wait),
         };
         match first {
-            Ok(command) => self.sort(command, &mut batch),
+            Ok(command) => self.add_to_batch(command, &mut batch),
             Err(RecvTimeoutError::Timeout) => return batch,
-            Err(RecvTimeoutError::Disconnected) => batch.gone = true,
+            Err(RecvTimeoutError::Disconnected) => batch.handles_dropped = true,
         }
         let until = Instant::now() + self.linger;
-        let mut taken = 1;
-        while taken < MAX_BATCH && batch.then.is_none() && !batch.gone {
+        let mut count = 1;
+        while count < MAX_BATCH && batch.control.is_none() && !batch.handles_dropped {
             match self.inbox.try_recv() {
-                Ok(command) => self.sort(command, &mut batch),
-                Err(TryRecvError::Disconnected) => batch.gone = true,
+                Ok(command) => self.add_to_batch(command, &mut batch),
+                Err(TryRecvError::Disconnected) => batch.handles_dropped = true,
                 Err(TryRecvError::Empty) => {
                     let is_urgent = !batch.durable.is_empty()
                         || self.pending.is_empty()
-                        || self.pending.len() >= COMPANY;
+                        || self.pending.len() >= FULL_BATCH;
                     let left = until.saturating_duration_since(Instant::now());
                     if is_urgent || left.is_zero() {
                         break;
@@ -312,7 +314,7 @@ impl Writer {
                     continue;
                 }
             }
-            taken += 1;
+            count += 1;
         }
         batch
     }
@@ -332,18 +334,18 @@ impl Writer {
             return Some(Duration::ZERO);
         }
         db.ledger
-            .is_unstated()
-            .then(|| self.state_at.saturating_duration_since(now))
+            .has_unrecorded_heads()
+            .then(|| self.heads_due.saturating_duration_since(now))
     }
 
-    fn sort(&mut self, command: Command, batch: &mut Batch) {
+    fn add_to_batch(&mut self, command: Command, batch: &mut Batch) {
         match command {
             Command::Traffic(entry) => self.enqueue(entry),
             Command::Durable(durable) => {
                 self.last_ts = self.last_ts.max(durable.now());
                 batch.durable.push(durable);
             }
-            other => batch.then = Some(other),
+            other => batch.control = Some(other),
         }
     }
 
@@ -364,25 +366,26 @@ impl Writer {
     }
 
     /// Writes the pending events and the durable commands in one transaction, and then answers the
-    /// callers. Nothing is visible anywhere before the commit.
+    /// callers. Readers see no part of the batch before the commit.
     fn commit(&mut self, durable: Vec<Durable>, closing: bool) {
         let Some(db) = &mut self.db else {
             return self.refuse(durable);
         };
         let now = Instant::now();
         let is_due = closing || self.retry.is_none_or(|(at, _)| at <= now);
-        let is_unstated = db.ledger.is_unstated() && (closing || self.state_at <= now);
+        let has_unrecorded_heads =
+            db.ledger.has_unrecorded_heads() && (closing || self.heads_due <= now);
         let max_bytes = self.state.options.load().max_bytes;
         let is_over = !self.rotation_failed && db.ledger.is_over(max_bytes);
         let is_probe = is_due && self.retry.is_some();
-        // While the disk refuses writes, a waiting caller's command is tried alone; the backlog
-        // waits for its retry.
+        // After a failed write, a durable command is tried without the pending events, which wait
+        // for their retry.
         let mut entries: Vec<Entry> = match is_due {
             true => self.pending.drain(..).collect(),
             false => Vec::new(),
         };
         let idle = entries.is_empty() && durable.is_empty();
-        if idle && !is_probe && (!is_due || !(is_unstated || is_over)) {
+        if idle && !is_probe && (!is_due || !(has_unrecorded_heads || is_over)) {
             return;
         }
         let merged = merge_floods(&mut entries);
@@ -394,49 +397,53 @@ impl Writer {
 
         let before = self.state.snapshot.load_full();
         let mut changed: Option<RegistrySnapshot> = None;
-        let mut answers: Vec<CommitCallback> = Vec::with_capacity(durable.len());
+        let mut callbacks: Vec<CommitCallback> = Vec::with_capacity(durable.len());
         let mut durable = durable.into_iter();
         let mut rotation: Result<(), rusqlite::Error> = Ok(());
         let (last_ts, may_rotate) = (self.last_ts, !self.rotation_failed);
-        let outcome = db.transact(max_bytes, |turn| {
+        let outcome = db.transact(max_bytes, |ledger_tx| {
             for entry in &entries {
-                turn.append(&entry.event, entry.ts)?;
+                ledger_tx.append(&entry.event, entry.ts)?;
             }
-            for one in durable.by_ref() {
-                one.apply(turn, &before, &mut changed, &mut answers)?;
+            for command in durable.by_ref() {
+                command.apply(ledger_tx, &before, &mut changed, &mut callbacks)?;
             }
-            if is_unstated || turn.should_state_heads() {
+            if has_unrecorded_heads || ledger_tx.should_record_heads() {
                 let rows = changed.as_ref().unwrap_or(&before);
-                turn.retire(last_ts, |id| rows.contains(id))?;
-                turn.state_heads(last_ts)?;
+                ledger_tx.retire(last_ts, |id| rows.contains(id))?;
+                ledger_tx.record_heads(last_ts)?;
             }
-            let budget = ROTATE_STEP + 2 * turn.written();
-            while may_rotate && rotation.is_ok() && turn.is_over() && turn.rotated() < budget {
-                rotation = lifecycle::rotate(turn)?;
+            let budget = ROTATE_STEP + 2 * ledger_tx.written();
+            while may_rotate
+                && rotation.is_ok()
+                && ledger_tx.is_over()
+                && ledger_tx.rotated() < budget
+            {
+                rotation = lifecycle::rotate(ledger_tx)?;
             }
             Ok(())
         });
-        // Commands that were not reached fail with the rest.
-        answers.extend(durable.map(Durable::unreached));
+        // Commands after a failed one were not started; they fail as well.
+        callbacks.extend(durable.map(Durable::fail_unreached));
 
         match outcome {
             Ok(((), totals)) => {
-                self.succeeded(now, &totals, changed, rotation);
-                for answer in answers {
-                    answer(Ok(()));
+                self.on_committed(now, &totals, changed, rotation);
+                for callback in callbacks {
+                    callback(Ok(()));
                 }
                 self.release(entries);
             }
             Err(error) => {
-                let error = self.failed(&error, entries);
-                for answer in answers {
-                    answer(Err(error.clone()));
+                let error = self.on_failed(&error, entries);
+                for callback in callbacks {
+                    callback(Err(error.clone()));
                 }
             }
         }
     }
 
-    fn succeeded(
+    fn on_committed(
         &mut self,
         began: Instant,
         totals: &Totals,
@@ -445,7 +452,7 @@ impl Writer {
     ) {
         let counters = &self.state.counters;
         for (kind, count) in &totals.written {
-            counters.of(*kind).fetch_add(*count, Relaxed);
+            counters.records(*kind).fetch_add(*count, Relaxed);
         }
         counters.rotated.fetch_add(totals.rotated, Relaxed);
         counters.batches.fetch_add(1, Relaxed);
@@ -457,15 +464,16 @@ impl Writer {
         if self.retry.take().is_some() {
             tracing::info!("writing to the database works again");
         }
-        self.state.trouble(|t| t.audit = None);
+        self.state.update_failures(|t| t.audit = None);
         if let Err(error) = rotation {
             tracing::error!(%error, "rotating the audit log failed; run `palisade audit verify`");
             self.rotation_failed = true;
-            self.state.trouble(|t| t.rotation = Some(error.to_string()));
+            self.state
+                .update_failures(|t| t.rotation = Some(error.to_string()));
         }
         if let Some(db) = &self.db {
-            if !db.ledger.is_unstated() {
-                self.state_at = Instant::now() + STATE_AFTER;
+            if !db.ledger.has_unrecorded_heads() {
+                self.heads_due = Instant::now() + MAX_HEADS_AGE;
             }
             self.state.committed.send_replace(db.ledger.last_seq);
         }
@@ -478,33 +486,34 @@ impl Writer {
         let mut names: Vec<_> = entries.into_iter().map(|e| e.event.sandbox).collect();
         names.sort();
         names.dedup();
-        self.state.queues.forget_idle(names.iter());
+        self.state.queues.remove_idle(names.iter());
     }
 
     /// Keeps the entries for a retry, or moves a corrupt file aside.
-    fn failed(&mut self, error: &rusqlite::Error, entries: Vec<Entry>) -> StoreError {
+    fn on_failed(&mut self, error: &rusqlite::Error, entries: Vec<Entry>) -> StoreError {
         self.state.counters.failed_batches.fetch_add(1, Relaxed);
         for entry in entries.into_iter().rev() {
             self.pending.push_front(entry);
         }
         if is_corruption(error) {
-            return self.give_up(&error.to_string());
+            return self.abandon_database(&error.to_string());
         }
         let now = Instant::now();
         match self.retry {
-            // A waiting caller's command was tried in between; the retry time of the backlog does
-            // not change.
+            // Only a durable command was tried; the retry time of the pending events does not
+            // change.
             Some((at, _)) if at > now => {}
             Some((_, pause)) => {
-                let pause = LAST_RETRY.min(pause * 2);
+                let pause = MAX_RETRY_PAUSE.min(pause * 2);
                 self.retry = Some((now + pause, pause));
             }
             None => {
                 tracing::error!(%error, "writing to the database failed; retrying");
-                self.retry = Some((now + FIRST_RETRY, FIRST_RETRY));
+                self.retry = Some((now + FIRST_RETRY_PAUSE, FIRST_RETRY_PAUSE));
             }
         }
-        self.state.trouble(|t| t.audit = Some(error.to_string()));
+        self.state
+            .update_failures(|t| t.audit = Some(error.to_string()));
         StoreError::write(error)
     }
 
@@ -515,8 +524,8 @@ impl Writer {
             .check_available()
             .err()
             .unwrap_or(StoreError::Closed);
-        for one in durable {
-            one.unreached()(Err(reason.clone()));
+        for command in durable {
+            command.fail_unreached()(Err(reason.clone()));
         }
         self.lose_pending();
     }

@@ -1,7 +1,7 @@
-//! A certificate authority of the test's internet.
+//! A certificate authority for the servers of a test.
 #![expect(
     clippy::expect_used,
-    reason = "a test without certificates cannot go on"
+    reason = "a test without certificates cannot continue"
 )]
 
 use std::path::PathBuf;
@@ -84,5 +84,5 @@ impl Ca {
 
 fn params(names: &[&str]) -> CertificateParams {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    CertificateParams::new(names).expect("names that a certificate can carry")
+    CertificateParams::new(names).expect("valid certificate names")
 }

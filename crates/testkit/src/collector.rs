@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// One request that arrived.
 #[derive(Clone, Debug)]
 pub struct CollectorRequest {
-    /// The path it was posted to.
+    /// The path of the request.
     pub path: String,
-    /// Its head, line by line.
+    /// The head, line by line.
     pub head: Vec<String>,
-    /// Its body.
+    /// The body.
     pub body: Vec<u8>,
 }
 
@@ -24,7 +24,7 @@ pub struct Collector {
 
 impl Collector {
     /// Starts on a free port.
-    #[expect(clippy::expect_used, reason = "a test without a port cannot go on")]
+    #[expect(clippy::expect_used, reason = "a test without a port cannot continue")]
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");

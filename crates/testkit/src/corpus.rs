@@ -1,14 +1,14 @@
 //! Recorded decisions: a table of requests, each with the client's result and its audit
 //! records, compared with a file in `tests/corpus/`.
 //!
-//! A refactoring of the decision core replays the tables; the files show what it changed.
+//! After a refactoring of the decision core, the comparison shows which decisions it changed.
 //! `UPDATE_CORPUS=1` writes the files from the current binary.
 
 #![expect(
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
-    reason = "a test without its corpus cannot go on"
+    reason = "a test without its corpus cannot continue"
 )]
 
 use std::collections::BTreeMap;
@@ -79,7 +79,10 @@ impl Corpus {
             last: 0,
             seen: Vec::new(),
         };
-        corpus.last = corpus.settled().last().map_or(0, |(number, _)| *number);
+        corpus.last = corpus
+            .wait_until_settled()
+            .last()
+            .map_or(0, |(number, _)| *number);
         corpus
     }
 
@@ -98,8 +101,8 @@ impl Corpus {
             lines.filter(|line| !line.starts_with("client ")).count()
         });
         let records = match expected {
-            Some(count) => self.at_least(count),
-            None => self.settled(),
+            Some(count) => self.wait_for_records(count),
+            None => self.wait_until_settled(),
         };
         if let Some((number, _)) = records.last() {
             self.last = *number;
@@ -141,7 +144,7 @@ impl Corpus {
     }
 
     /// The records after the last case, once there are `count` of them.
-    fn at_least(&self, count: usize) -> Vec<(u64, String)> {
+    fn wait_for_records(&self, count: usize) -> Vec<(u64, String)> {
         let begun = Instant::now();
         wait::until("records of a case", || {
             let records = self.records();
@@ -151,7 +154,7 @@ impl Corpus {
     }
 
     /// The records after the last case, once the log has stayed unchanged for a while.
-    fn settled(&self) -> Vec<(u64, String)> {
+    fn wait_until_settled(&self) -> Vec<(u64, String)> {
         let mut records = self.records();
         let mut since = Instant::now();
         wait::until("the log to stay unchanged", || {
@@ -170,10 +173,10 @@ impl Corpus {
         assert_eq!(answer.status, 200, "{}", answer.text());
         let answer = answer.json();
         let records = answer["records"].as_array().expect("records");
-        let counts = |record: &&Value| KINDS.iter().any(|kind| record["kind"] == *kind);
+        let is_compared = |record: &&Value| KINDS.iter().any(|kind| record["kind"] == *kind);
         records
             .iter()
-            .filter(counts)
+            .filter(is_compared)
             .map(|record| (record["seq"].as_u64().expect("a number"), line(record)))
             .collect()
     }

@@ -1,6 +1,9 @@
-//! A Docker daemon of the test's own with real containers. The containers have no network beyond
+//! A private Docker daemon for a test, with real containers. The containers have no network beyond
 //! the loopback; their image holds the machine's busybox and the program under test.
-#![expect(clippy::expect_used, reason = "a test without its daemon cannot go on")]
+#![expect(
+    clippy::expect_used,
+    reason = "a test without its daemon cannot continue"
+)]
 
 use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -19,8 +22,10 @@ use crate::{require, require_root, wait};
 /// Debian installs dockerd here; the directory is usually not on PATH.
 const DOCKERD: &str = "/usr/sbin/dockerd";
 
-const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// PATH of the daemon.
+const DAEMON_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// The static busybox of the machine.
 const BUSYBOX: &str = "/bin/busybox";
 
 /// The name of the image.
@@ -42,10 +47,10 @@ pub struct Container<'a> {
     id: String,
 }
 
-/// The network of a container.
+/// The network that a container uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// Only a loopback of its own.
+    /// Only a private loopback.
     None,
     /// The network of the host.
     Host,
@@ -56,7 +61,7 @@ impl Docker {
     /// without root or Docker; in CI that is a failure.
     #[expect(clippy::panic, reason = "in CI a skip is a failure")]
     pub fn start(program: &Path) -> Option<Self> {
-        if !require_root("a Docker daemon of its own") {
+        if !require_root("a private Docker daemon") {
             return None;
         }
         if !require(Path::new(DOCKERD).exists(), "docker.io is not installed") {
@@ -78,7 +83,7 @@ impl Docker {
             .args(["--bridge=none", "--iptables=false", "--ip6tables=false"])
             .args(["--ip-forward=false", "--storage-driver=vfs"])
             // containerd and runc are usually not on PATH either.
-            .env("PATH", PROGRAMS)
+            .env("PATH", DAEMON_PATH)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a descriptor"))
             .stderr(log)

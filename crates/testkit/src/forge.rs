@@ -1,6 +1,9 @@
 //! A git forge on loopback: the machine's `git http-backend` behind a small HTTP server that
 //! records every request.
-#![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
+#![expect(
+    clippy::expect_used,
+    reason = "a test without its server cannot continue"
+)]
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -105,8 +108,8 @@ impl Forge {
         self.address
     }
 
-    /// Has LFS objects uploaded to another host, as the large forges do. The default is a path
-    /// below the repository on the forge itself.
+    /// Makes clients upload LFS objects to another host, as the large forges do. The default is a
+    /// path below the repository on the forge itself.
     pub fn store_large_files_at(&self, host: &str) {
         self.large_files.store_at(host);
     }
@@ -122,8 +125,8 @@ impl Forge {
         log.clone()
     }
 
-    /// Bytes that arrived for `git-receive-pack`, probes left out.
-    pub fn pushed(&self) -> u64 {
+    /// Number of bytes that arrived for `git-receive-pack`, without probes.
+    pub fn pushed_bytes(&self) -> u64 {
         let pushes = self
             .requests()
             .into_iter()
@@ -172,7 +175,7 @@ impl ForgeServer {
             });
             log.len() - 1
         };
-        if let Some(lfs_request) = large_files::LfsRequest::of(&head) {
+        if let Some(lfs_request) = large_files::LfsRequest::from_head(&head) {
             let body = body.collect().await.map_err(std::io::Error::other)?;
             let body = body.to_bytes();
             self.count(index, body.len());
@@ -260,7 +263,7 @@ fn full(bytes: Bytes) -> Body {
         .boxed_unsync()
 }
 
-/// The head of a CGI answer (RFC 3875, 6).
+/// Reads the head of a CGI response (RFC 3875, section 6).
 async fn read_head(
     stdout: &mut (impl AsyncBufReadExt + Unpin),
 ) -> Result<Response<()>, std::io::Error> {

@@ -26,15 +26,15 @@ pub struct GateDir {
 impl GateDir {
     /// A new directory for the given binary, with a minimal palisade.yaml.
     pub fn new(binary: &str) -> Self {
-        Self::of(Operator::CurrentUser, binary)
+        Self::with_operator(Operator::CurrentUser, binary)
     }
 
     /// A new directory that belongs to `operator`.
     #[expect(
         clippy::expect_used,
-        reason = "a test without a directory cannot go on"
+        reason = "a test without a directory cannot continue"
     )]
-    pub fn of(operator: Operator, binary: &str) -> Self {
+    pub fn with_operator(operator: Operator, binary: &str) -> Self {
         // A short name, because the length of a socket path is limited.
         let dir = tempfile::Builder::new()
             .prefix("pal")
@@ -92,7 +92,7 @@ impl GateDir {
     }
 
     /// Overwrites the database in place, as a failing disk does, under a gate that may run.
-    #[expect(clippy::expect_used, reason = "a test without a file cannot go on")]
+    #[expect(clippy::expect_used, reason = "a test without a file cannot continue")]
     pub fn damage_database(&self) {
         let file = std::fs::File::options().write(true).open(self.database());
         let file = file.expect("a database");
@@ -102,7 +102,7 @@ impl GateDir {
     }
 
     /// Replaces palisade.yaml atomically.
-    #[expect(clippy::expect_used, reason = "a test without a file cannot go on")]
+    #[expect(clippy::expect_used, reason = "a test without a file cannot continue")]
     pub fn write_config(&self, text: &str) {
         let fresh = self.path().join(".palisade.yaml.new");
         std::fs::write(&fresh, text).expect("a file");
@@ -136,7 +136,10 @@ impl GateDir {
     }
 
     /// Runs a command to its end.
-    #[expect(clippy::expect_used, reason = "a test without the binary cannot go on")]
+    #[expect(
+        clippy::expect_used,
+        reason = "a test without the binary cannot continue"
+    )]
     pub fn run(&self, args: &[&str]) -> Output {
         self.palisade(args).output().expect("the binary")
     }
@@ -150,7 +153,7 @@ impl GateDir {
     #[expect(
         clippy::expect_used,
         clippy::panic,
-        reason = "a test without a gate cannot go on"
+        reason = "a test without a gate cannot continue"
     )]
     pub fn start_with(&self, adjust: impl FnOnce(&mut Command) -> &mut Command) -> GateProcess<'_> {
         let mut command = self.palisade(&["gate", "run"]);
@@ -235,7 +238,7 @@ impl GateProcess<'_> {
     }
 
     /// Begins a request to the control socket whose body has 100 bytes, and sends only the first
-    /// one, `{`: the gate has a request in flight until the rest arrives.
+    /// byte, `{`: the request is in flight until the other bytes arrive.
     #[expect(
         clippy::expect_used,
         reason = "a test whose gate does not answer has failed"
@@ -245,7 +248,7 @@ impl GateProcess<'_> {
         let head = "POST /internal/containers HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\
                     Content-Length: 100\r\n\r\n";
         stream.write_all(head.as_bytes()).expect("a head");
-        // The request is in flight from here on.
+        // The request is in flight after the status 100.
         let head = http::read_head(&mut stream).expect("an answer");
         assert_eq!(head.status, 100, "{head:?}");
         stream.write_all(b"{").expect("a byte");
@@ -253,7 +256,10 @@ impl GateProcess<'_> {
     }
 
     /// Sends a signal by name, as `kill` does.
-    #[expect(clippy::expect_used, reason = "a test that cannot signal cannot go on")]
+    #[expect(
+        clippy::expect_used,
+        reason = "a test that cannot signal cannot continue"
+    )]
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill")
             .args([format!("-{name}"), self.pid().to_string()])
@@ -263,7 +269,10 @@ impl GateProcess<'_> {
     }
 
     /// `kill -9`, and waits for the end.
-    #[expect(clippy::expect_used, reason = "a test that cannot kill cannot go on")]
+    #[expect(
+        clippy::expect_used,
+        reason = "a test that cannot kill cannot continue"
+    )]
     pub fn kill(mut self) {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait");

@@ -56,7 +56,7 @@ pub fn send(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<
 /// Reads one response, and no byte after it.
 pub fn read_response(mut stream: impl Read) -> io::Result<HttpResponse> {
     let mut answer = read_head(&mut stream)?;
-    let none = matches!(answer.status, 100..=199 | 204 | 304);
+    let has_no_body = matches!(answer.status, 100..=199 | 204 | 304);
     let chunked = answer
         .header("transfer-encoding")
         .is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"));
@@ -64,7 +64,7 @@ pub fn read_response(mut stream: impl Read) -> io::Result<HttpResponse> {
         .header("content-length")
         .and_then(|text| text.parse().ok());
     match length {
-        _ if none => {}
+        _ if has_no_body => {}
         _ if chunked => answer.body = read_chunks(&mut stream)?,
         Some(length) => {
             answer.body = vec![0; length];

@@ -1,13 +1,13 @@
 //! Network namespaces of sandboxes and of tests. A thread enters the namespace and opens a socket,
 //! which stays in the namespace after the thread has ended. A test can thereby send arbitrary
-//! bytes from inside a sandbox without a program in it.
+//! bytes from a sandbox without running a program in the sandbox.
 //!
 //! A test can also create a pair of network namespaces that are connected only to each other.
 //!
 //! Creating and entering network namespaces needs root.
 #![expect(
     clippy::expect_used,
-    reason = "a test without its connection cannot go on"
+    reason = "a test without its connection cannot continue"
 )]
 
 use std::fs::File;
@@ -43,7 +43,7 @@ pub struct NetNamespace(Arc<File>);
 
 impl NetNamespace {
     /// The namespace of the sandbox with that id.
-    pub fn of(gate_dir: &GateDir, id: &str) -> Self {
+    pub fn of_sandbox(gate_dir: &GateDir, id: &str) -> Self {
         let record = gate_dir.state().join("sandboxes").join(id);
         let record = std::fs::read(record.join("record.json")).expect("a record");
         let record: Value = serde_json::from_slice(&record).expect("JSON");
@@ -60,7 +60,7 @@ impl NetNamespace {
     /// Two new namespaces with these addresses, connected by a veth pair. The kernel removes them
     /// with their last user.
     pub fn pair(addresses: [Ipv4Addr; 2]) -> [Self; 2] {
-        let pair = [Self::fresh(), Self::fresh()];
+        let pair = [Self::create(), Self::create()];
         let [one, other] = &pair;
         let (entered, thread_id) = mpsc::channel();
         let (done, until) = mpsc::channel::<()>();
@@ -68,7 +68,7 @@ impl NetNamespace {
             // `ip link set netns` names a namespace by a thread that is in it.
             scope.spawn(move || {
                 other.within(move || {
-                    entered.send(gettid()).expect("it is waited for");
+                    entered.send(gettid()).expect("the receiver waits");
                     let _ = until.recv();
                 });
             });
@@ -91,22 +91,23 @@ impl NetNamespace {
     }
 
     /// A new namespace without interfaces.
-    fn fresh() -> Self {
+    fn create() -> Self {
         let thread = std::thread::spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).expect("root may make one");
+            unshare(CloneFlags::CLONE_NEWNET).expect("root may create a namespace");
             File::open("/proc/thread-self/ns/net").expect("a namespace")
         });
-        Self(Arc::new(thread.join().expect("no panic inside")))
+        Self(Arc::new(thread.join().expect("the thread does not panic")))
     }
 
-    /// Runs `work` in the namespace, on a thread of its own. Processes it starts stay there.
+    /// Runs `work` in the namespace, on a thread of its own. Processes that `work` starts stay in
+    /// the namespace.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 setns(&*self.0, CloneFlags::CLONE_NEWNET).expect("root may enter");
                 work()
             });
-            thread.join().expect("no panic inside")
+            thread.join().expect("the thread does not panic")
         })
     }
 
@@ -118,7 +119,7 @@ impl NetNamespace {
         Ok(stream)
     }
 
-    /// Connects to the gate's listener on that port; the sandbox's address does not matter.
+    /// Connects to the gate's listener on that port; the destination address does not matter.
     pub fn port(&self, port: u16) -> TcpStream {
         self.connect(SocketAddr::from(([192, 0, 2, 1], port)))
             .expect("a connection")
@@ -127,16 +128,16 @@ impl NetNamespace {
 
 /// The same command in a new network namespace with only a loopback: every port is free there,
 /// and no packet leaves. This needs root. The process id is that of the command itself.
-pub fn alone(command: &Command) -> Command {
-    let mut alone = Command::new("unshare");
+pub fn in_new_namespace(command: &Command) -> Command {
+    let mut isolated = Command::new("unshare");
     let line = "busybox ip link set lo up && exec \"$@\"";
-    alone.args(["--net", "sh", "-c", line, "sh"]);
-    alone.arg(command.get_program()).args(command.get_args());
-    alone.env_clear();
+    isolated.args(["--net", "sh", "-c", line, "sh"]);
+    isolated.arg(command.get_program()).args(command.get_args());
+    isolated.env_clear();
     for (name, value) in command.get_envs() {
-        alone.env(name, value.unwrap_or_default());
+        isolated.env(name, value.unwrap_or_default());
     }
-    alone
+    isolated
 }
 
 /// Runs busybox's `ip` in the namespace of this thread.
@@ -219,7 +220,7 @@ impl Write for ByteAtATime {
 }
 
 /// Whether the peer closes the connection within `limit`; bytes before the end are discarded.
-pub fn ends(mut stream: impl Read, limit: Duration) -> bool {
+pub fn closes_within(mut stream: impl Read, limit: Duration) -> bool {
     let begun = std::time::Instant::now();
     let mut rest = [0; 4096];
     loop {

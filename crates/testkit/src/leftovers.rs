@@ -48,16 +48,20 @@ pub fn processes(gate_dir: &GateDir) -> impl Iterator<Item = i32> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     pids.into_iter().filter(move |pid| {
         let proc = PathBuf::from(format!("/proc/{pid}"));
-        let says = |file: &str| {
+        let file_contains_path = |file: &str| {
             fs::read(proc.join(file))
                 .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&name))
         };
-        let holds = || {
+        let has_descriptor = || {
             let links = names_in(&proc.join("fd")).into_iter();
             let mut links = links.map(|fd| fs::read_link(proc.join("fd").join(fd)));
             links.any(|link| link.is_ok_and(|to| to.to_string_lossy().contains(&name)))
         };
-        *pid != own && (says("cmdline") || says("environ") || says("mountinfo") || holds())
+        *pid != own
+            && (file_contains_path("cmdline")
+                || file_contains_path("environ")
+                || file_contains_path("mountinfo")
+                || has_descriptor())
     })
 }
 
@@ -74,7 +78,7 @@ fn names_in(directory: &Path) -> Vec<String> {
 }
 
 /// Ends the sandboxes and the background gate of a gate directory: sandboxes outlive their gate,
-/// and a background gate outlives the test. Uses the commands, and kills what remains.
+/// and a background gate outlives the test. The commands end them; remaining processes are killed.
 pub(crate) fn clear(gate_dir: &GateDir) {
     let sandboxes = gate_dir.state().join("sandboxes");
     let is_id = |name: &String| name != ".lock";
@@ -91,7 +95,7 @@ pub(crate) fn clear(gate_dir: &GateDir) {
     for id in names_in(&sandboxes).into_iter().filter(is_id) {
         let record = fs::read(sandboxes.join(id).join("record.json")).unwrap_or_default();
         let record: Value = serde_json::from_slice(&record).unwrap_or(Value::Null);
-        end(record.get("init").unwrap_or(&Value::Null));
+        kill_recorded(record.get("init").unwrap_or(&Value::Null));
     }
 }
 
@@ -102,20 +106,20 @@ fn run_ignoring_errors(gate_dir: &GateDir, args: &[&str]) {
 }
 
 /// Kills the recorded process, if its id was not reused.
-fn end(process: &Value) {
+fn kill_recorded(process: &Value) {
     let number = |name: &str| process.get(name).and_then(Value::as_u64);
     let (Some(pid), Some(started)) = (number("pid"), number("started")) else {
         return;
     };
     if let Ok(pid) = i32::try_from(pid)
-        && start_of(pid) == Some(started)
+        && start_time(pid) == Some(started)
     {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
 }
 
 /// The start time of a process in clock ticks since boot (proc_pid_stat(5), field 22).
-pub fn start_of(pid: i32) -> Option<u64> {
+pub fn start_time(pid: i32) -> Option<u64> {
     let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command name in parentheses may contain any character.
     let (_, rest) = line.rsplit_once(')')?;

@@ -33,14 +33,14 @@ pub fn require_root(what: &str) -> bool {
     require(root, &format!("needs root: {what}"))
 }
 
-/// Returns `is_there`; if it is false, prints what is missing, and panics in CI.
+/// Returns `is_available`; if it is false, prints what is missing, and panics in CI.
 #[expect(clippy::panic, reason = "in CI a skip is a failure")]
-fn require(is_there: bool, missing: &str) -> bool {
-    if !is_there {
+fn require(is_available: bool, missing: &str) -> bool {
+    if !is_available {
         if std::env::var("CI").is_ok_and(|ci| ci == "true") {
             panic!("{missing}");
         }
         println!("skipped: {missing}");
     }
-    is_there
+    is_available
 }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 /// The built `mcp-fixture`, in the directory of the test binaries or the one above.
-#[expect(clippy::panic, reason = "a test without the server cannot go on")]
+#[expect(clippy::panic, reason = "a test without the server cannot continue")]
 pub fn fixture() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     let found = own.ancestors().skip(1).take(2);
@@ -15,7 +15,10 @@ pub fn fixture() -> PathBuf {
 }
 
 /// The directory into which `tests/mcp/install` installs third-party clients and servers.
-#[expect(clippy::panic, reason = "a test without them cannot go on")]
+#[expect(
+    clippy::panic,
+    reason = "a test without these programs cannot continue"
+)]
 pub fn peers() -> PathBuf {
     let cache = std::env::var_os("PALISADE_CACHE").map_or_else(
         || Path::new(&std::env::var_os("HOME").unwrap_or_default()).join(".cache/palisade"),
@@ -23,7 +26,7 @@ pub fn peers() -> PathBuf {
     );
     let peers = cache.join("mcp");
     if !peers.join(".installed").exists() {
-        panic!("MCP clients are missing here: tests/mcp/install installs them");
+        panic!("the MCP clients are not installed; run tests/mcp/install");
     }
     peers
 }

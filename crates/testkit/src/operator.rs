@@ -1,4 +1,4 @@
-//! The user that runs a gate in a test: the current user, or an unprivileged one.
+//! The user that runs a gate in a test: the current user, or an unprivileged user.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,14 +20,14 @@ pub enum Operator {
     SubidUser,
 }
 
-/// A user id without an account on the machine.
+/// User and group id of [`Operator::SubidUser`]; the machine has no account with this id.
 const SUBID_USER_ID: u32 = 64_999;
 
-/// A supplementary group of this user, which no process in a sandbox may have.
+/// A supplementary group of [`Operator::SubidUser`], which no process in a sandbox may have.
 const EXTRA_GROUP_ID: u32 = 64_998;
 
-/// Files in `/etc` that are replaced for this user. Each test process uses other subordinate ids,
-/// because test processes run at the same time.
+/// Files in `/etc` that are replaced for [`Operator::SubidUser`]. Each test process uses other
+/// subordinate ids, because test processes run at the same time.
 const ACCOUNT_FILES: &[&str] = &["passwd", "subuid", "subgid"];
 
 impl Operator {
@@ -50,7 +50,10 @@ impl Operator {
     }
 
     /// Makes this operator the owner of `path`.
-    #[expect(clippy::expect_used, reason = "a test without its files cannot go on")]
+    #[expect(
+        clippy::expect_used,
+        reason = "a test without its files cannot continue"
+    )]
     pub fn chown(self, path: &Path) {
         if let Some(id) = self.id() {
             std::os::unix::fs::lchown(path, Some(id), Some(id)).expect("a new owner");
@@ -77,12 +80,15 @@ impl Operator {
     }
 
     /// Writes the account files for [`Operator::command_with_subids`] below `directory`.
-    #[expect(clippy::expect_used, reason = "a test without its files cannot go on")]
+    #[expect(
+        clippy::expect_used,
+        reason = "a test without its files cannot continue"
+    )]
     pub fn write_subid_files(directory: &Path) {
         let etc = directory.join("etc");
         std::fs::create_dir(&etc).expect("a directory");
         let accounts = std::fs::read_to_string("/etc/passwd").expect("accounts");
-        // Below the id range that sandboxes of root use.
+        // The ids are below the range that sandboxes of root use.
         let first = 700_000_000 + std::process::id() % 4096 * 65536;
         let lines = [
             format!("{accounts}borrower:x:{SUBID_USER_ID}:{SUBID_USER_ID}::/:/bin/sh\n"),

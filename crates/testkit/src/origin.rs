@@ -32,11 +32,11 @@ pub use self::reply::{Latch, OriginReply};
 /// A request that arrived at the server.
 #[derive(Clone, Debug)]
 pub struct OriginRequest {
-    /// The connection it came on, counted from 0.
+    /// The number of the connection, counted from 0.
     pub connection: usize,
     /// The method.
     pub method: Method,
-    /// The target as it was written: a path in HTTP/1.1, with scheme and authority in HTTP/2.
+    /// The target of the request line: a path in HTTP/1.1, with scheme and authority in HTTP/2.
     pub uri: Uri,
     /// The version.
     pub version: Version,
@@ -77,7 +77,7 @@ pub struct OriginOptions {
 pub struct OriginServer {
     address: SocketAddr,
     log: Arc<ServerLog>,
-    /// Incremented to close every connection. Dropping it stops the server.
+    /// Incremented to close every connection. Dropping the sender stops the server.
     hang_up: watch::Sender<u64>,
 }
 
@@ -103,32 +103,32 @@ impl OriginServer {
         identity: TlsIdentity,
         answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
-        let kind = OriginOptions {
+        let options = OriginOptions {
             tls: Some(identity),
             http2: true,
             streams: None,
         };
-        Self::start(kind, answer)
+        Self::start(options, answer)
     }
 
     /// HTTP/1.1 with TLS.
-    pub fn https_one(
+    pub fn https_http1(
         identity: TlsIdentity,
         answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
-        let kind = OriginOptions {
+        let options = OriginOptions {
             tls: Some(identity),
             ..OriginOptions::default()
         };
-        Self::start(kind, answer)
+        Self::start(options, answer)
     }
 
-    /// Any kind, on a free port.
+    /// A server with these options, on a free port.
     pub fn start(
-        kind: OriginOptions,
+        options: OriginOptions,
         answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
-        serve::start(kind, Arc::new(answer))
+        serve::start(options, Arc::new(answer))
     }
 
     /// A TCP server without a protocol: `serve` gets each connection and its number on a thread.

@@ -4,7 +4,7 @@
 //! between two starts of the gate. Reserved ports are below the ephemeral range
 //! (`ip_local_port_range`), and other tests cannot reserve them at the same time.
 
-#![expect(clippy::expect_used, reason = "a test without a port cannot go on")]
+#![expect(clippy::expect_used, reason = "a test without a port cannot continue")]
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt as _;

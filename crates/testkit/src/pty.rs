@@ -27,7 +27,10 @@ pub struct Pty {
     initial_settings: String,
 }
 
-#[expect(clippy::expect_used, reason = "a test without a terminal cannot go on")]
+#[expect(
+    clippy::expect_used,
+    reason = "a test without a terminal cannot continue"
+)]
 impl Pty {
     /// Starts a command on a terminal of 24 rows and 80 columns.
     pub fn start(operator: Operator, command: &Command) -> Self {
@@ -35,7 +38,7 @@ impl Pty {
         let keys = File::from(pair.master);
         let end = || Stdio::from(pair.slave.try_clone().expect("a descriptor"));
         // The command gets a session of its own with this controlling terminal.
-        let mut started = rebuilt(operator, command);
+        let mut started = with_controlling_terminal(operator, command);
         let shown = Arc::new(Mutex::new(Vec::new()));
         stty(&pair.slave, &["rows", "24", "cols", "80"]);
         let initial_settings = stty(&pair.slave, &["-g"]);
@@ -106,7 +109,7 @@ impl Pty {
     }
 
     /// The settings before the command started.
-    pub fn settings_at_first(&self) -> &str {
+    pub fn initial_settings(&self) -> &str {
         &self.initial_settings
     }
 
@@ -128,15 +131,16 @@ impl Pty {
                 )
             },
         );
-        self.catch_up();
+        self.wait_for_output();
         status
     }
 
-    /// A terminal keeps the order of its output: once the marker arrives, so has all before it.
-    fn catch_up(&self) {
+    /// Waits until all output has arrived: a terminal keeps the order of its output, so a marker
+    /// that is written last arrives last.
+    fn wait_for_output(&self) {
         let mut screen = File::from(self.screen.try_clone().expect("a descriptor"));
         screen.write_all(END).expect("a terminal");
-        wait::until("the last that the command wrote", || {
+        wait::until("the last output of the command", || {
             let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
             let at = shown.windows(END.len()).position(|window| window == END)?;
             shown.drain(at..at + END.len());
@@ -155,7 +159,7 @@ impl Drop for Pty {
 
 /// The same command, started by `setsid`: the standard library has no safe way to give a child
 /// a controlling terminal.
-fn rebuilt(operator: Operator, command: &Command) -> Command {
+fn with_controlling_terminal(operator: Operator, command: &Command) -> Command {
     let mut arguments = vec![command.get_program()];
     arguments.extend(command.get_args());
     let mut outer = match operator {
@@ -175,7 +179,10 @@ fn rebuilt(operator: Operator, command: &Command) -> Command {
     outer
 }
 
-#[expect(clippy::expect_used, reason = "a test without a terminal cannot go on")]
+#[expect(
+    clippy::expect_used,
+    reason = "a test without a terminal cannot continue"
+)]
 fn stty(screen: &OwnedFd, args: &[&str]) -> String {
     let screen = screen.try_clone().expect("a descriptor");
     let output = Command::new("stty")

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use crate::operator::Operator;
 use crate::output;
 
-/// An operator's repository, or a worktree of one.
+/// An operator's repository, or a linked worktree of a repository.
 #[derive(Clone, Debug)]
 pub struct TestRepo {
     dir: PathBuf,
@@ -35,7 +35,10 @@ impl RepoFingerprint {
     }
 }
 
-#[expect(clippy::expect_used, reason = "a test without its files cannot go on")]
+#[expect(
+    clippy::expect_used,
+    reason = "a test without its files cannot continue"
+)]
 impl TestRepo {
     /// A repository without a commit.
     pub fn empty(dir: &Path, operator: Operator) -> Self {
@@ -172,7 +175,10 @@ impl TestRepo {
     }
 }
 
-#[expect(clippy::expect_used, reason = "a test without its files cannot go on")]
+#[expect(
+    clippy::expect_used,
+    reason = "a test without its files cannot continue"
+)]
 fn collect(dir: &Path, files: &mut BTreeMap<PathBuf, (u32, i128, Vec<u8>)>) {
     for entry in std::fs::read_dir(dir).expect("a directory") {
         let path = entry.expect("an entry").path();

@@ -1,6 +1,6 @@
 //! A DNS resolver on loopback, over UDP and TCP: answers with the replies of the test and records
-//! every query. It encodes messages by hand, so that a bug in the gate's DNS library cannot hide
-//! on both sides.
+//! every query. Messages are encoded by hand: with the gate's DNS library, a bug of the library
+//! could remain undetected.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct DnsQuery {
     /// The name, in its original letter case.
     pub name: String,
-    /// The type's number.
+    /// The number of the record type.
     pub kind: u16,
-    /// Whether it came over TCP.
+    /// Whether the query came over TCP.
     pub tcp: bool,
     /// The whole message.
     pub message: Vec<u8>,
@@ -86,8 +86,8 @@ struct State {
 }
 
 impl Resolver {
-    /// Starts on a port that is free for both.
-    #[expect(clippy::expect_used, reason = "a test without a port cannot go on")]
+    /// Starts on a port that is free for UDP and TCP.
+    #[expect(clippy::expect_used, reason = "a test without a port cannot continue")]
     pub fn start() -> Self {
         let (listener, socket) = (0..100)
             .find_map(|_| {

@@ -1,5 +1,8 @@
 //! An ssh server on loopback: the machine's sshd with generated keys.
-#![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
+#![expect(
+    clippy::expect_used,
+    reason = "a test without its server cannot continue"
+)]
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
@@ -74,7 +77,7 @@ impl Sshd {
             .spawn();
         self.child = Some(child.expect("sshd: install openssh-server"));
         wait::until_or(
-            || greets(self.port.address()).then_some(()),
+            || has_ssh_banner(self.port.address()).then_some(()),
             || format!("sshd: {}", self.log()),
         );
     }
@@ -131,7 +134,7 @@ fn public(path: &Path) -> String {
     fields.join(" ")
 }
 
-fn greets(address: SocketAddr) -> bool {
+fn has_ssh_banner(address: SocketAddr) -> bool {
     let mut greeting = [0; 4];
     TcpStream::connect(address).is_ok_and(|mut stream| {
         let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));

@@ -10,8 +10,8 @@ pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_or(condition, || what.to_owned())
 }
 
-/// As [`until`], with a message that is built only on failure.
-#[expect(clippy::panic, reason = "a test that waits in vain has failed")]
+/// Like [`until`], with a message that is built only on failure.
+#[expect(clippy::panic, reason = "a test whose wait times out has failed")]
 #[expect(
     clippy::disallowed_methods,
     reason = "the only place where tests sleep between polls"
@@ -29,8 +29,8 @@ pub fn until_or<T>(mut condition: impl FnMut() -> Option<T>, what: impl FnOnce()
     }
 }
 
-/// As [`until`], for asynchronous tests, where blocking would stop the runtime.
-#[expect(clippy::panic, reason = "a test that waits in vain has failed")]
+/// Like [`until`], for asynchronous tests, where blocking would stop the runtime.
+#[expect(clippy::panic, reason = "a test whose wait times out has failed")]
 pub async fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {

@@ -7,10 +7,10 @@
 //!      └───────── cannot connect ────────────┘
 //! ```
 //!
-//! Each call uses a new connection, so the client always knows whether the request can have
-//! reached the server. A request that cannot have reached the server is retried; one that may have
-//! is not, because the tool may have run. Responses come from an untrusted container: their size
-//! is limited, and they are parsed as data only.
+//! Each call uses a new connection, so the client always knows whether the request can have reached
+//! the server. A request that cannot have reached the server is retried; a request that may have
+//! reached the server is not, because the tool may have run. Responses come from an untrusted
+//! container: their size is limited, and they are parsed as data only.
 
 pub mod address;
 mod attempt;
@@ -40,8 +40,8 @@ use address::{WorkbenchAddress, ip_address};
 use attempt::AttemptError;
 use output::CommandOutput;
 
-/// Limit of a response body: an image of 16 MiB in base64.
-const MAX_ANSWER: usize = 32 << 20;
+/// Maximum size of a response body in bytes: an image of 16 MiB in base64.
+const MAX_RESPONSE: usize = 32 << 20;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +51,7 @@ pub enum WorkbenchClientError {
     TimedOut(String),
     /// The dialer of the caller failed, and a retry would not help.
     #[error("{address} cannot be reached: {reason}")]
-    Closed {
+    DialFailed {
         /// The address.
         address: String,
         /// The error of the dialer.
@@ -87,7 +87,7 @@ pub enum WorkbenchClientError {
     /// The tool returned an error.
     #[error("{0}")]
     Refused(String),
-    /// The response is not one of a workbench.
+    /// The response is not a response of a workbench.
     #[error("invalid response from {address}: {reason}; check that a workbench listens there")]
     InvalidResponse {
         /// The address.
@@ -119,14 +119,14 @@ impl WorkbenchClient {
         {
             return Err(WorkbenchClientError::InvalidAddress(host.clone()));
         }
-        let strange = |_| WorkbenchClientError::InvalidResponse {
+        let invalid_token = |_| WorkbenchClientError::InvalidResponse {
             address: address.to_string(),
             reason: "the token cannot be sent".to_owned(),
         };
         let token = token
             .map(|token| HeaderValue::from_str(&format!("Bearer {token}")))
             .transpose()
-            .map_err(strange)?
+            .map_err(invalid_token)?
             .map(|mut value| {
                 value.set_sensitive(true);
                 value
@@ -140,7 +140,7 @@ impl WorkbenchClient {
     }
 
     /// The client for a container of `sandbox.remote`.
-    pub fn of(container: &RemoteContainer) -> Result<Self, WorkbenchClientError> {
+    pub fn for_container(container: &RemoteContainer) -> Result<Self, WorkbenchClientError> {
         let address = match (&container.socket_path, &container.tcp) {
             (Some(path), _) => WorkbenchAddress::Unix(path.clone()),
             (None, Some(tcp)) => WorkbenchAddress::Tcp(tcp.host.to_string(), tcp.port),
@@ -167,7 +167,7 @@ impl WorkbenchClient {
     pub async fn bash(&self, request: &BashRequest) -> Result<CommandOutput, WorkbenchClientError> {
         let response = self.post("/bash", request).await?;
         if response.status() != StatusCode::OK {
-            return Err(self.refusal(response).await);
+            return Err(self.read_error(response).await);
         }
         let address = self.address.to_string();
         Ok(CommandOutput::new(response.into_body(), address))
@@ -239,10 +239,10 @@ impl WorkbenchClient {
     ) -> Result<T, WorkbenchClientError> {
         let response = self.post(path, request).await?;
         if response.status() != StatusCode::OK {
-            return Err(self.refusal(response).await);
+            return Err(self.read_error(response).await);
         }
-        let answer: ResponseBody<T> = self.read(response).await?;
-        Ok(answer.result)
+        let response: ResponseBody<T> = self.read(response).await?;
+        Ok(response.result)
     }
 
     /// Sends a request; retries until the deadline while no attempt can have reached the server.
@@ -256,20 +256,20 @@ impl WorkbenchClient {
             session_id: "palisade",
             request,
         });
-        let body = Bytes::from(body.map_err(|error| self.strange(&error))?);
+        let body = Bytes::from(body.map_err(|error| self.invalid_response(&error))?);
         let deadline = Instant::now() + self.wait;
         loop {
             if !self.ready.load(Ordering::Acquire) {
-                self.ready_by(deadline).await?;
+                self.wait_ready_until(deadline).await?;
             }
             match self.attempt(Method::POST, path, body.clone()).await {
                 Ok(response) => return Ok(response),
                 Err(AttemptError::NotSent) => self.ready.store(false, Ordering::Release),
-                Err(AttemptError::Closed(reason)) => return Err(self.closed(reason)),
+                Err(AttemptError::DialFailed(reason)) => return Err(self.dial_failed(reason)),
                 Err(AttemptError::Inaccessible(reason)) => return Err(self.inaccessible(reason)),
                 Err(AttemptError::MaybeSent(reason)) => {
                     self.ready.store(false, Ordering::Release);
-                    return Err(self.broken(reason));
+                    return Err(self.connection_lost(reason));
                 }
             }
         }
@@ -279,23 +279,25 @@ impl WorkbenchClient {
         &self,
         response: Response<Incoming>,
     ) -> Result<T, WorkbenchClientError> {
-        let body = Limited::new(response.into_body(), MAX_ANSWER).collect();
-        let body = body.await.map_err(|error| self.broken(error.to_string()))?;
-        serde_json::from_slice(&body.to_bytes()).map_err(|error| self.strange(&error))
+        let body = Limited::new(response.into_body(), MAX_RESPONSE).collect();
+        let body = body
+            .await
+            .map_err(|error| self.connection_lost(error.to_string()))?;
+        serde_json::from_slice(&body.to_bytes()).map_err(|error| self.invalid_response(&error))
     }
 
-    async fn refusal(&self, response: Response<Incoming>) -> WorkbenchClientError {
+    async fn read_error(&self, response: Response<Incoming>) -> WorkbenchClientError {
         if response.status() == StatusCode::UNAUTHORIZED {
             return WorkbenchClientError::Unauthorized(self.address.to_string());
         }
         match self.read::<ErrorBody>(response).await {
-            Ok(refusal) => WorkbenchClientError::Refused(refusal.error),
+            Ok(body) => WorkbenchClientError::Refused(body.error),
             Err(error) => error,
         }
     }
 
-    fn closed(&self, reason: String) -> WorkbenchClientError {
-        WorkbenchClientError::Closed {
+    fn dial_failed(&self, reason: String) -> WorkbenchClientError {
+        WorkbenchClientError::DialFailed {
             address: self.address.to_string(),
             reason,
         }
@@ -308,14 +310,14 @@ impl WorkbenchClient {
         }
     }
 
-    fn broken(&self, reason: String) -> WorkbenchClientError {
+    fn connection_lost(&self, reason: String) -> WorkbenchClientError {
         WorkbenchClientError::ConnectionLost {
             address: self.address.to_string(),
             reason,
         }
     }
 
-    fn strange(&self, reason: &dyn std::error::Error) -> WorkbenchClientError {
+    fn invalid_response(&self, reason: &dyn std::error::Error) -> WorkbenchClientError {
         WorkbenchClientError::InvalidResponse {
             address: self.address.to_string(),
             reason: reason.to_string(),

@@ -7,13 +7,13 @@ use nix::errno::Errno;
 pub enum ToolError {
     /// A required field is missing, or a field has the wrong type.
     #[error("Missing or invalid {0}")]
-    Field(&'static str),
+    InvalidField(&'static str),
     /// The path is outside the workspace, by name or by symbolic link.
     #[error("Invalid path: access outside workspace is not allowed")]
-    Outside,
+    OutsideWorkspace,
     /// The file does not exist.
     #[error("No such file or directory: {0}")]
-    Absent(String),
+    NotFound(String),
     /// The path is a directory, and a file is required.
     #[error("Path is a directory: {0}")]
     IsDirectory(String),
@@ -35,10 +35,10 @@ pub enum ToolError {
     },
     /// The offset is below 1, the first line.
     #[error("Offset must be >= 1")]
-    Offset,
+    InvalidOffset,
     /// The offset is after the last line.
     #[error("Offset {offset} is beyond end of file ({total} lines total)")]
-    BeyondEnd {
+    OffsetBeyondEnd {
         /// The requested line.
         offset: u64,
         /// The number of lines in the file.
@@ -72,7 +72,7 @@ pub enum ToolError {
     Busy(String),
     /// A glob or a regular expression is invalid.
     #[error("Invalid {what}: {why}")]
-    Pattern {
+    InvalidPattern {
         /// The name of the field.
         what: &'static str,
         /// The parse error.
@@ -81,14 +81,14 @@ pub enum ToolError {
     /// A system call failed.
     #[error("{path}: {}", .errno.desc())]
     System {
-        /// The path of the system call.
+        /// The path that the system call failed for.
         path: String,
         /// The error number.
         errno: Errno,
     },
     /// A command could not be started.
     #[error("the command could not be started: {0}")]
-    Start(String),
+    StartFailed(String),
     /// The tool panicked. The client receives no details.
     #[error("Internal server error")]
     Internal,
@@ -96,11 +96,11 @@ pub enum ToolError {
 
 impl ToolError {
     /// The error for a failed system call on `path`.
-    pub(crate) fn of(path: &str, errno: Errno) -> Self {
+    pub(crate) fn from_errno(path: &str, errno: Errno) -> Self {
         let path = path.to_owned();
         match errno {
-            Errno::EXDEV => Self::Outside,
-            Errno::ENOENT => Self::Absent(path),
+            Errno::EXDEV => Self::OutsideWorkspace,
+            Errno::ENOENT => Self::NotFound(path),
             Errno::EISDIR => Self::IsDirectory(path),
             Errno::ENOTDIR => Self::NotADirectory(path),
             Errno::EBUSY => Self::Busy(path),
@@ -108,8 +108,8 @@ impl ToolError {
         }
     }
 
-    pub(crate) fn of_io(path: &str, error: &std::io::Error) -> Self {
+    pub(crate) fn from_io(path: &str, error: &std::io::Error) -> Self {
         let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-        Self::of(path, errno)
+        Self::from_errno(path, errno)
     }
 }

@@ -27,16 +27,16 @@ use crate::request::{BashRequest, Fields, FromFields};
 use crate::tools::WorkspaceTools;
 use crate::tools::bash::{CommandEvent, OutputChunk, RunningShell};
 
-/// Limit of a request body: a file to write, in JSON.
+/// Maximum size of a request body in bytes: a file to write, in JSON.
 const MAX_BODY: usize = 64 << 20;
 
-/// Limit of all request bodies together, in KiB. Further requests wait.
+/// Maximum size of all request bodies together, in KiB. Further requests wait.
 const MAX_BODIES_KIB: usize = 192 << 10;
 
 /// Timeout of reading a request body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Logged characters of a session id.
+/// Maximum number of logged characters of a session id.
 const MAX_SESSION_LOGGED: usize = 64;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
@@ -55,7 +55,7 @@ pub struct BearerAuth {
 
 impl std::fmt::Debug for BearerAuth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Guard")
+        f.debug_struct("BearerAuth")
             .field("token", &self.token.as_ref().map(|_| "…"))
             .field("required", &self.required)
             .finish()
@@ -63,17 +63,18 @@ impl std::fmt::Debug for BearerAuth {
 }
 
 impl BearerAuth {
-    /// A wrong token is rejected even if none is required: the client expects to be authenticated.
+    /// Whether a request with these headers is authenticated. A wrong token is rejected even if no
+    /// token is required, because the client expects to be authenticated.
     fn accepts(&self, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else {
             return !self.required;
         };
         match headers.get(AUTHORIZATION) {
             None => !self.required,
-            Some(shown) => {
+            Some(header) => {
                 let expected = format!("Bearer {token}");
                 aws_lc_rs::constant_time::verify_slices_are_equal(
-                    shown.as_bytes(),
+                    header.as_bytes(),
                     expected.as_bytes(),
                 )
                 .is_ok()
@@ -86,16 +87,17 @@ impl BearerAuth {
 #[derive(Debug)]
 pub struct WorkbenchService {
     tools: WorkspaceTools,
-    guard: BearerAuth,
+    auth: BearerAuth,
+    /// The memory limit of all request bodies together, in KiB.
     bodies: Arc<Semaphore>,
 }
 
 impl WorkbenchService {
     /// A service for `tools`.
-    pub fn new(tools: WorkspaceTools, guard: BearerAuth) -> Self {
+    pub fn new(tools: WorkspaceTools, auth: BearerAuth) -> Self {
         Self {
             tools,
-            guard,
+            auth,
             bodies: Arc::new(Semaphore::new(MAX_BODIES_KIB)),
         }
     }
@@ -116,7 +118,7 @@ impl WorkbenchService {
     }
 
     fn admit(&self, request: &Request<Incoming>) -> Result<(), Refusal> {
-        if !self.guard.accepts(request.headers()) {
+        if !self.auth.accepts(request.headers()) {
             return Err(Refusal::Unauthorized);
         }
         // Only browsers send Origin, and no web page may use the tools.
@@ -183,8 +185,8 @@ impl WorkbenchService {
     {
         let (_memory_share, tool_request) = self.read(request).await?;
         let result = tool(tool_request).await?;
-        let answer = SuccessBody { ok: true, result };
-        Ok(respond(StatusCode::OK, &answer))
+        let body = SuccessBody { ok: true, result };
+        Ok(respond(StatusCode::OK, &body))
     }
 
     /// Reads and parses a whole body. The first returned value holds the body's share of the
@@ -268,7 +270,7 @@ impl From<ToolError> for Refusal {
 
 impl Refusal {
     fn respond(&self) -> Response<Body> {
-        let (status, sentence) = match self {
+        let (status, message) = match self {
             Refusal::Unauthorized => (StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()),
             Refusal::Forbidden => (StatusCode::FORBIDDEN, "Forbidden".to_owned()),
             Refusal::NotFound => (StatusCode::NOT_FOUND, "Not found".to_owned()),
@@ -291,7 +293,7 @@ impl Refusal {
             ),
             Refusal::Tool(error) => (StatusCode::BAD_REQUEST, error.to_string()),
         };
-        let mut response = respond(status, &json!({ "ok": false, "error": sentence }));
+        let mut response = respond(status, &json!({ "ok": false, "error": message }));
         match self {
             Refusal::Method(allowed) => {
                 let allowed = HeaderValue::from_static(allowed);

@@ -61,7 +61,7 @@ pub struct LsRequest {
     /// The directory; the root by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Limit of the names.
+    /// Maximum number of names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
@@ -74,7 +74,7 @@ pub struct FindRequest {
     /// The directory to search; the root by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Limit of the files.
+    /// Maximum number of files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
@@ -88,17 +88,17 @@ pub struct GrepRequest {
     /// A file, or a directory to search.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Searches only files that match this glob.
+    /// A glob; only files that match it are searched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub glob: Option<String>,
-    /// Ignores the letter case.
+    /// Whether letter case is ignored.
     pub ignore_case: bool,
-    /// The pattern is a literal text.
+    /// Whether the pattern is literal text.
     pub literal: bool,
     /// Lines before and after a match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<u64>,
-    /// Limit of the matches.
+    /// Maximum number of matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
@@ -130,7 +130,7 @@ pub enum ReadResult {
     },
 }
 
-/// A file was written.
+/// The result of a write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteResult {
     /// Always true.
@@ -141,7 +141,7 @@ pub struct WriteResult {
     pub bytes: u64,
 }
 
-/// A file was changed.
+/// The result of an edit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditResult {
     /// Always true.
@@ -162,7 +162,7 @@ pub struct LsResult {
     pub truncation: Option<Truncation>,
 }
 
-/// Files that were found.
+/// The result of a find.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindResult {
     /// The paths relative to the directory.
@@ -176,7 +176,7 @@ pub struct FindResult {
     pub truncation: Option<Truncation>,
 }
 
-/// Lines that were found.
+/// The result of a grep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrepResult {
     /// The lines with path and number, or `No matches found`.
@@ -213,7 +213,9 @@ impl Fields<'_> {
     /// A required string, which may be empty.
     fn text(&self, name: &'static str) -> Result<String, ToolError> {
         let value = self.get(name).and_then(Value::as_str);
-        value.map(str::to_owned).ok_or(ToolError::Field(name))
+        value
+            .map(str::to_owned)
+            .ok_or(ToolError::InvalidField(name))
     }
 
     /// A required string that is not blank.
@@ -221,7 +223,7 @@ impl Fields<'_> {
         self.text(name)
             .ok()
             .filter(|text| !text.trim().is_empty())
-            .ok_or(ToolError::Field(name))
+            .ok_or(ToolError::InvalidField(name))
     }
 
     /// An optional string; a blank one counts as missing.
@@ -235,18 +237,22 @@ impl Fields<'_> {
     fn flag(&self, name: &'static str) -> Result<bool, ToolError> {
         match self.get(name) {
             None => Ok(false),
-            Some(value) => value.as_bool().ok_or(ToolError::Field(name)),
+            Some(value) => value.as_bool().ok_or(ToolError::InvalidField(name)),
         }
     }
 
     fn number(&self, name: &'static str) -> Result<Option<f64>, ToolError> {
         match self.get(name) {
             None => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or(ToolError::Field(name)),
+            Some(value) => value
+                .as_f64()
+                .map(Some)
+                .ok_or(ToolError::InvalidField(name)),
         }
     }
 
-    /// A count; clients send zero or a negative number for the default.
+    /// An optional count. Zero and negative numbers, which clients send for the default, count as
+    /// missing.
     fn count(&self, name: &'static str) -> Result<Option<u64>, ToolError> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -276,7 +282,7 @@ impl FromFields for ReadFileRequest {
     fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "whole numbers are what is meant, and the cast saturates"
+            reason = "offsets are whole numbers, and the cast saturates"
         )]
         let whole = |number: f64| number.floor() as i64;
         Ok(Self {
@@ -301,7 +307,7 @@ impl FromFields for EditRequest {
         let path = fields.non_blank_text("path")?;
         let old_text = fields.text("oldText")?;
         if old_text.is_empty() {
-            return Err(ToolError::Field("oldText"));
+            return Err(ToolError::InvalidField("oldText"));
         }
         Ok(Self {
             path,

@@ -16,10 +16,11 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 
 use crate::error::ToolError;
 
-/// Limit of openat2 calls that fail with EAGAIN because of a concurrent rename.
-const MAX_TRIES: usize = 64;
+/// Maximum number of retries of an openat2 call that fails with EAGAIN because of a concurrent
+/// rename.
+const MAX_RETRIES: usize = 64;
 
-/// Limit of symbolic links in a chain.
+/// Maximum number of symbolic links in a chain.
 const MAX_LINKS: usize = 40;
 
 /// Whether paths may leave the workspace.
@@ -36,26 +37,26 @@ pub enum PathScope {
 pub struct WorkspaceRoot {
     path: PathBuf,
     directory: OwnedFd,
-    reach: PathScope,
+    scope: PathScope,
 }
 
-/// A name in an open directory: the target of a write.
+/// A name in an open directory: the file that a write or an edit replaces.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct WriteTarget {
     pub(crate) directory: OwnedFd,
     pub(crate) name: OsString,
 }
 
 impl WorkspaceRoot {
     /// Opens the directory at `path`, which must exist.
-    pub fn open(path: &Path, reach: PathScope) -> std::io::Result<Self> {
+    pub fn open(path: &Path, scope: PathScope) -> std::io::Result<Self> {
         let path = std::fs::canonicalize(path)?;
         let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
         let directory = nix::fcntl::open(&path, flags, Mode::empty())?;
         Ok(Self {
             path,
             directory,
-            reach,
+            scope,
         })
     }
 
@@ -70,17 +71,17 @@ impl WorkspaceRoot {
         let requested = Path::new(requested);
         let below = match requested.strip_prefix(&self.path) {
             Ok(below) => below,
-            Err(_) if self.reach == PathScope::Everywhere => return Ok(self.path.join(requested)),
+            Err(_) if self.scope == PathScope::Everywhere => return Ok(self.path.join(requested)),
             Err(_) => requested,
         };
         let mut path = PathBuf::new();
         for component in below.components() {
             match component {
                 Component::Normal(name) => path.push(name),
-                Component::ParentDir if self.reach == PathScope::Everywhere => {
+                Component::ParentDir if self.scope == PathScope::Everywhere => {
                     return Ok(self.path.join(below));
                 }
-                Component::ParentDir if !path.pop() => return Err(ToolError::Outside),
+                Component::ParentDir if !path.pop() => return Err(ToolError::OutsideWorkspace),
                 Component::ParentDir
                 | Component::RootDir
                 | Component::CurDir
@@ -90,9 +91,9 @@ impl WorkspaceRoot {
         Ok(path)
     }
 
-    /// Opens a path of [`WorkspaceRoot::locate`].
+    /// Opens a path that [`WorkspaceRoot::locate`] returned.
     pub(crate) fn open_at(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
-        let resolve = match self.reach {
+        let resolve = match self.scope {
             PathScope::Workspace => {
                 ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS
             }
@@ -104,7 +105,7 @@ impl WorkspaceRoot {
     /// Opens a regular file for reading.
     pub(crate) fn read(&self, requested: &str) -> Result<(File, FileStat), ToolError> {
         let path = self.locate(requested)?;
-        let fail = |errno| ToolError::of(requested, errno);
+        let fail = |errno| ToolError::from_errno(requested, errno);
         let file = self.open_at(&path, OFlag::O_RDONLY).map_err(fail)?;
         let data = fstat(&file).map_err(fail)?;
         match kind(&data) {
@@ -120,27 +121,31 @@ impl WorkspaceRoot {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let directory = self
             .open_at(&path, flags)
-            .map_err(|errno| ToolError::of(requested, errno))?;
+            .map_err(|errno| ToolError::from_errno(requested, errno))?;
         Ok((directory, path))
     }
 
     /// The start of a directory walk: an open directory, and a path below it without symbolic
-    /// links. The directory is the root if possible, because `.gitignore` files above count too.
-    pub(crate) fn walk_from(&self, requested: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
+    /// links. The directory is the root if possible, because the `.gitignore` files of the parent
+    /// directories apply too.
+    pub(crate) fn walk_start(&self, requested: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
         let (directory, path) = self.directory(requested)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        let base = open_plain(&self.directory, Path::new(""), flags);
-        match (base, open_plain(&self.directory, &path, flags)) {
+        let base = open_without_links(&self.directory, Path::new(""), flags);
+        match (base, open_without_links(&self.directory, &path, flags)) {
             (Ok(base), Ok(_)) => Ok((base, path)),
             _ => Ok((directory, PathBuf::new())),
         }
     }
 
-    /// The directory and name of a file after all symbolic links; the file need not exist. `make`
-    /// creates missing directories.
-    pub(crate) fn slot(&self, requested: &str, make: bool) -> Result<Slot, ToolError> {
+    /// The directory and name of a file after all symbolic links; the file need not exist. `create_parents` creates missing directories.
+    pub(crate) fn write_target(
+        &self,
+        requested: &str,
+        create_parents: bool,
+    ) -> Result<WriteTarget, ToolError> {
         let mut path = self.locate(requested)?;
-        let fail = |errno| ToolError::of(requested, errno);
+        let fail = |errno| ToolError::from_errno(requested, errno);
         for _ in 0..MAX_LINKS {
             let Some(name) = path.file_name().map(OsStr::to_owned) else {
                 return Err(ToolError::IsDirectory(requested.to_owned()));
@@ -148,33 +153,35 @@ impl WorkspaceRoot {
             let parent = path.parent().unwrap_or(Path::new("")).to_owned();
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
             let directory = match self.open_at(&parent, flags) {
-                Err(Errno::ENOENT) if make => self.make(&parent).map_err(fail)?,
+                Err(Errno::ENOENT) if create_parents => {
+                    self.create_directories(&parent).map_err(fail)?
+                }
                 other => other.map_err(fail)?,
             };
             match readlinkat(&directory, name.as_os_str()) {
                 Ok(target) => path = parent.join(target),
-                // Not a symbolic link, or missing.
-                Err(Errno::EINVAL | Errno::ENOENT) => return Ok(Slot { directory, name }),
+                // The name is not a symbolic link, or does not exist.
+                Err(Errno::EINVAL | Errno::ENOENT) => return Ok(WriteTarget { directory, name }),
                 Err(errno) => return Err(fail(errno)),
             }
-            if self.reach == PathScope::Workspace && path.is_absolute() {
-                return Err(ToolError::Outside);
+            if self.scope == PathScope::Workspace && path.is_absolute() {
+                return Err(ToolError::OutsideWorkspace);
             }
         }
         Err(fail(Errno::ELOOP))
     }
 
     /// Creates a directory with its parents, and opens it.
-    fn make(&self, path: &Path) -> nix::Result<OwnedFd> {
+    fn create_directories(&self, path: &Path) -> nix::Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let mut so_far = PathBuf::new();
-        let mut here = self.open_at(&so_far, flags)?;
+        let mut directory = self.open_at(&so_far, flags)?;
         for component in path.components() {
             so_far.push(component);
-            here = match self.open_at(&so_far, flags) {
+            directory = match self.open_at(&so_far, flags) {
                 Err(Errno::ENOENT) => {
                     let name = component.as_os_str();
-                    match mkdirat(&here, name, Mode::from_bits_truncate(0o777)) {
+                    match mkdirat(&directory, name, Mode::from_bits_truncate(0o777)) {
                         Ok(()) | Err(Errno::EEXIST) => self.open_at(&so_far, flags)?,
                         Err(errno) => return Err(errno),
                     }
@@ -182,11 +189,11 @@ impl WorkspaceRoot {
                 other => other?,
             };
         }
-        Ok(here)
+        Ok(directory)
     }
 }
 
-impl Slot {
+impl WriteTarget {
     /// The metadata of the entry, without following a link.
     pub(crate) fn stat(&self) -> nix::Result<Option<FileStat>> {
         let found = fstatat(
@@ -214,7 +221,11 @@ pub(crate) fn open_name(directory: impl AsFd, name: &OsStr, flags: OFlag) -> nix
 }
 
 /// Opens a path below a directory; no component may be a symbolic link.
-pub(crate) fn open_plain(directory: impl AsFd, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+pub(crate) fn open_without_links(
+    directory: impl AsFd,
+    path: &Path,
+    flags: OFlag,
+) -> nix::Result<OwnedFd> {
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
     open_beneath(directory, path, flags, Mode::empty(), resolve)
 }
@@ -248,7 +259,7 @@ fn open_beneath(
         match openat2(directory.as_fd(), path, how) {
             // A concurrent rename: the kernel cannot rule out that the path left the root
             // (openat2(2)).
-            Err(Errno::EAGAIN) if tries < MAX_TRIES => tries += 1,
+            Err(Errno::EAGAIN) if tries < MAX_RETRIES => tries += 1,
             other => return other,
         }
     }
@@ -298,7 +309,7 @@ mod tests {
         for requested in ["..", "../x", "a/../../x", "/..", "/a/../../etc/passwd"] {
             assert_eq!(
                 root.locate(requested),
-                Err(ToolError::Outside),
+                Err(ToolError::OutsideWorkspace),
                 "{requested}"
             );
         }
@@ -318,15 +329,18 @@ mod tests {
         for requested in ["relative", "absolute", "up/outside", "magic/etc/passwd"] {
             assert_eq!(
                 root.read(requested).unwrap_err(),
-                ToolError::Outside,
+                ToolError::OutsideWorkspace,
                 "{requested}"
             );
-            assert_eq!(root.slot(requested, true).unwrap_err(), ToolError::Outside);
+            assert_eq!(
+                root.write_target(requested, true).unwrap_err(),
+                ToolError::OutsideWorkspace
+            );
         }
         assert!(root.read("twice").is_ok());
-        assert_eq!(root.slot("twice", false).unwrap().name, "file");
+        assert_eq!(root.write_target("twice", false).unwrap().name, "file");
         assert!(root.read("loop").is_err());
-        assert!(root.slot("loop", true).is_err());
+        assert!(root.write_target("loop", true).is_err());
     }
 
     #[test]
@@ -341,7 +355,7 @@ mod tests {
             root.read("a").unwrap_err(),
             ToolError::IsDirectory("a".into())
         );
-        assert_eq!(root.read("b").unwrap_err(), ToolError::Absent("b".into()));
+        assert_eq!(root.read("b").unwrap_err(), ToolError::NotFound("b".into()));
         assert_eq!(
             root.directory("a/file").unwrap_err(),
             ToolError::NotADirectory("a/file".into())
@@ -351,11 +365,11 @@ mod tests {
     #[test]
     fn directories_are_created_only_below_the_root() {
         let (workspace, root) = workspace();
-        let slot = root.slot("b/c/d/file", true).unwrap();
-        assert_eq!(slot.name, "file");
+        let write_target = root.write_target("b/c/d/file", true).unwrap();
+        assert_eq!(write_target.name, "file");
         assert!(root.path().join("b/c/d").is_dir());
         symlink("../away", root.path().join("away")).unwrap();
-        assert!(root.slot("away/b/file", true).is_err());
+        assert!(root.write_target("away/b/file", true).is_err());
         assert!(!workspace.path().join("away").exists());
     }
 

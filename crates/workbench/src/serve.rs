@@ -16,12 +16,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http_service::WorkbenchService;
 
-/// Limit of concurrent connections.
+/// Maximum number of concurrent connections.
 const MAX_CONNECTIONS: usize = 256;
 
-/// Grace period of requests in flight when the server stops: the time that ending their commands
-/// may take.
-const LAST_REQUESTS: Duration = Duration::from_secs(12);
+/// Grace period of requests in flight when the server stops: the time that it may take to end their
+/// commands.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(12);
 
 /// Why a socket could not be bound.
 #[derive(Debug, thiserror::Error)]
@@ -112,8 +112,8 @@ impl WorkbenchListener {
         Ok(WorkbenchListener::Unix(bound))
     }
 
-    /// The listening Unix socket that this process has as its standard input.
-    pub fn inherited() -> io::Result<Self> {
+    /// The listening Unix socket that the parent process passed as standard input.
+    pub fn from_stdin() -> io::Result<Self> {
         let socket = io::stdin().as_fd().try_clone_to_owned()?;
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
@@ -179,8 +179,8 @@ pub async fn serve(
             listen::http1(stream, service, &stop, None).await;
         })
     };
-    let left = listen::accept_all(&listener, MAX_CONNECTIONS, &stop, begin).await;
+    let connections = listen::accept_all(&listener, MAX_CONNECTIONS, &stop, begin).await;
     // New connections are refused from here on.
     drop(listener);
-    let _ = tokio::time::timeout(LAST_REQUESTS, left.wait()).await;
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, connections.wait()).await;
 }

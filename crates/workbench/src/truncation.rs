@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Limit of lines.
+/// Default maximum number of lines of a tool's output.
 pub const MAX_LINES: u64 = 2000;
 
-/// Limit of bytes.
+/// Default maximum size of a tool's output in bytes.
 pub const MAX_BYTES: u64 = 50 * 1024;
 
 /// A truncated text, and what was cut.
@@ -170,7 +170,7 @@ impl Tail {
     }
 
     /// The last lines, and the truncation, if any.
-    pub(crate) fn cut(self) -> (String, Option<Truncation>) {
+    pub(crate) fn truncate(self) -> (String, Option<Truncation>) {
         let bounds = self.bounds;
         if self.lines <= bounds.lines && self.bytes <= bounds.bytes {
             return (self.kept, None);
@@ -276,7 +276,7 @@ mod tests {
         for character in text.chars() {
             tail.push(character.encode_utf8(&mut buffer));
         }
-        tail.cut()
+        tail.truncate()
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
             tail.push(&line);
             assert!(tail.kept.len() <= 3 * 50 * 1024 + line.len());
         }
-        let (kept, cut) = tail.cut();
+        let (kept, cut) = tail.truncate();
         let cut = cut.unwrap();
         assert!(kept.ends_with("abcde\n"));
         assert_eq!((cut.total_lines, cut.output_lines), ((1 << 20) + 1, 2000));

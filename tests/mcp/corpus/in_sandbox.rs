@@ -8,7 +8,7 @@ use testkit::output;
 use super::{calls, outcome, with_bundles};
 use crate::bridge::{Bridge, initialize, request, stateless_request};
 
-const TOOLS: &str = "http://palisade.internal/mcp";
+const TOOLS_URL: &str = "http://palisade.internal/mcp";
 
 /// The sandbox `box` of the bridge's gate.
 struct Sandbox<'a>(&'a Bridge);
@@ -45,7 +45,7 @@ impl<'a> Sandbox<'a> {
     }
 
     fn post(&self, path: &str, headers: &[(&str, &str)], body: &str) -> HttpResponse {
-        self.curl(&format!("{TOOLS}{path}"), headers, &["-d", body])
+        self.curl(&format!("{TOOLS_URL}{path}"), headers, &["-d", body])
     }
 }
 
@@ -90,7 +90,10 @@ fn sessions(sandbox: &Sandbox<'_>, corpus: &mut Corpus) {
     let mut session = String::new();
     corpus.case("session: initialize", || {
         let answer = sandbox.post("/fixture", &[], &initialize());
-        session = answer.header("mcp-session-id").expect("one").to_owned();
+        session = answer
+            .header("mcp-session-id")
+            .expect("a session id")
+            .to_owned();
         outcome(&answer)
     });
     let headers = [
@@ -134,7 +137,7 @@ fn sessions(sandbox: &Sandbox<'_>, corpus: &mut Corpus) {
             outcome(&sandbox.post("/fixture", &headers, body))
         });
     }
-    let url = format!("{TOOLS}/fixture");
+    let url = format!("{TOOLS_URL}/fixture");
     for name in ["deleted", "deleted again"] {
         corpus.case(&format!("session: {name}"), || {
             outcome(&sandbox.curl(&url, &headers, &["-X", "DELETE"]))
@@ -177,7 +180,7 @@ fn entry_points(sandbox: &Sandbox<'_>, corpus: &mut Corpus) {
     }
 }
 
-/// Paths below `/mcp` and beside it, and headers that name another sender.
+/// Paths below `/mcp` and other paths, and headers that name another sender.
 fn paths_and_senders(sandbox: &Sandbox<'_>, corpus: &mut Corpus) {
     let (base, body) = stateless_request("tools/list", None, &json!({}));
     for path in [

@@ -1,4 +1,4 @@
-//! A shared network with a registration that has expired: traffic and names.
+//! Requests and DNS queries of a shared network's container whose registration has expired.
 
 use std::net::TcpStream;
 use std::process::Command;
@@ -14,12 +14,13 @@ use crate::traffic_fixture::{exchange, get};
 
 /// The container whose registration expires.
 const ID: &str = "short";
+/// The address of that container.
 const IP: &str = "127.0.0.5";
 
 /// The source address of a connection that the test opens itself.
 const OWN_IP: &str = "127.0.0.1";
 
-/// Long enough for a request on a new connection.
+/// Lifetime of a registration, in seconds: enough for a request on a new connection.
 const SECONDS_TO_CONNECT: u64 = 8;
 
 impl Net {
@@ -42,8 +43,8 @@ impl Net {
         });
     }
 
-    /// How often an expired row was removed.
-    fn removals(&self) -> usize {
+    /// Number of count_removals of an expired registration.
+    fn count_removals(&self) -> usize {
         let path = format!("/v1/audit?sandbox={ID}&limit=1000");
         let answer = self.fixture.control("GET", &path).json();
         let records = answer["records"].as_array().unwrap();
@@ -62,12 +63,12 @@ impl Net {
     }
 
     fn send_and_await_removal(&self, send: impl FnOnce() -> String) -> String {
-        let removals = self.removals();
-        let seen = send();
+        let before = self.count_removals();
+        let result = send();
         wait::until("the row to be removed", || {
-            (self.removals() > removals).then_some(())
+            (self.count_removals() > before).then_some(())
         });
-        seen
+        result
     }
 
     /// The result of dig for the container at `ip`.
@@ -82,7 +83,7 @@ impl Net {
     }
 }
 
-/// The result of our own client: the status, and the reason of a refusal.
+/// The result of a request of the test itself: the status, and the reason of a refusal.
 fn outcome(answer: &HttpResponse) -> String {
     let refusal = answer.json();
     let reason = refusal["reason"].as_str().unwrap_or("-");
@@ -133,19 +134,20 @@ fn corpus_of_expired_registrations() {
                 if claim == ID {
                     return net.send_expired(send);
                 }
-                // Another id is refused before the time counts, and the row stays.
+                // Another id is refused before the expiry is checked, so the registration stays.
                 net.register_for(IP, 1);
                 net.await_expiry();
                 send()
             });
         }
     }
-    kept_connections(&net, &mut corpus);
+    replay_kept_connections(&net, &mut corpus);
     corpus.finish();
 }
 
-/// Connections that were opened in time, with a request before the end and one after it.
-fn kept_connections(net: &Net, corpus: &mut testkit::corpus::Corpus) {
+/// Replays connections that were opened before the expiry, with a request before the expiry and
+/// another request after it.
+fn replay_kept_connections(net: &Net, corpus: &mut testkit::corpus::Corpus) {
     let connect = || {
         net.register_for(OWN_IP, SECONDS_TO_CONNECT);
         TcpStream::connect(net.proxy.address()).unwrap()

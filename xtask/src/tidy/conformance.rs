@@ -1,19 +1,20 @@
-//! docs/conformance.md: each requirement ('promise') of a seed, and the tests that show it.
+//! Checks docs/conformance.md: the table of all requirements of the product's original
+//! specifications, called seeds, and the tests that verify each requirement.
 //!
 //! ```text
-//!   | 003-17 | what is promised | done | `tests/traffic/seed.rs`: `a_test`, `another` |
+//!   | 003-17 | the requirement | done | `tests/traffic/seed.rs`: `a_test`, `another` |
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The document.
+/// The path of the document.
 pub(super) const FILE: &str = "docs/conformance.md";
 
-/// The seeds, each of which has rows.
+/// The numbers of the specifications (seeds). Each must have rows in the document.
 const SEEDS: &[&str] = &["000", "001", "002", "003", "004"];
 
-/// Features that a row may wait for.
+/// Features that are not available yet; a row in the state 'planned' names one of them.
 const PLANNED: &[&str] = &[
     "approvals",
     "bundle",
@@ -23,31 +24,32 @@ const PLANNED: &[&str] = &[
     "scanner",
 ];
 
-/// Every row whose evidence is missing or does not exist.
+/// The violations of the document: rows whose evidence is missing or does not exist, repeated
+/// numbers, and specifications without rows.
 pub(super) fn check(root: &Path, text: &str) -> Vec<String> {
     let mut sources = Sources::new(root);
     let mut seen = BTreeSet::new();
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let Some(row) = Row::read(line) else { continue };
         let problem = if seen.insert(row.id) {
-            row.problem(&mut sources)
+            row.find_problem(&mut sources)
         } else {
             Some("the number is used twice".to_owned())
         };
         if let Some(problem) = problem {
-            complaints.push(format!("{FILE}:{number}: {}: {problem}", row.id));
+            violations.push(format!("{FILE}:{number}: {}: {problem}", row.id));
         }
     }
     for seed in SEEDS {
         if !seen.iter().any(|id| seed_of(id) == Some(seed)) {
-            complaints.push(format!("{FILE}: seed {seed} has no row"));
+            violations.push(format!("{FILE}: seed {seed} has no row"));
         }
     }
-    complaints
+    violations
 }
 
-/// The seed of a row's number.
+/// The specification of a row's number: 003 for 003-17.
 fn seed_of(id: &str) -> Option<&str> {
     let (seed, number) = id.split_once('-')?;
     number.parse::<u32>().ok().map(|_| seed)
@@ -60,7 +62,7 @@ struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// A line of a table that begins with a number. Other lines are text.
+    /// Parses a line of the table. None for lines that do not start with a row's number.
     fn read(line: &'a str) -> Option<Self> {
         let cells: Vec<&str> = line
             .strip_prefix('|')?
@@ -73,7 +75,7 @@ impl<'a> Row<'a> {
         seed_of(id).filter(|seed| seed.len() == 3)?;
         let (state, evidence) = match cells.as_slice() {
             [_, _, state, evidence] => (*state, *evidence),
-            // Reported as a state that does not exist.
+            // `find_problem` reports the empty state.
             _ => ("", ""),
         };
         Some(Self {
@@ -83,7 +85,8 @@ impl<'a> Row<'a> {
         })
     }
 
-    fn problem(&self, sources: &mut Sources<'_>) -> Option<String> {
+    /// What is wrong with the row, if anything is.
+    fn find_problem(&self, sources: &mut Sources<'_>) -> Option<String> {
         if !SEEDS.contains(&seed_of(self.id)?) {
             return Some("there is no such seed".to_owned());
         }
@@ -92,11 +95,11 @@ impl<'a> Row<'a> {
             Err(problem) => return Some(problem),
         };
         for (file, test) in &tests {
-            if !sources.has(file, test) {
+            if !sources.has_test(file, test) {
                 return Some(format!("{file} has no test {test}"));
             }
         }
-        let is_kept = match self.state {
+        let has_evidence = match self.state {
             "done" => !tests.is_empty(),
             "differs" => self.evidence.contains("](adr/"),
             "planned" => PLANNED.contains(&self.evidence),
@@ -104,7 +107,7 @@ impl<'a> Row<'a> {
             "open" => self.evidence.starts_with("TODO("),
             other => return Some(format!("there is no state '{other}'")),
         };
-        (!is_kept).then(|| format!("no evidence for the state '{}'", self.state))
+        (!has_evidence).then(|| format!("no evidence for the state '{}'", self.state))
     }
 }
 
@@ -133,7 +136,7 @@ fn tests(evidence: &str) -> Result<Vec<(&str, &str)>, String> {
     }
 }
 
-/// Files with tests, read once.
+/// The texts of files with tests; each file is read once.
 struct Sources<'a> {
     root: &'a Path,
     texts: BTreeMap<String, String>,
@@ -147,7 +150,7 @@ impl<'a> Sources<'a> {
         }
     }
 
-    fn has(&mut self, file: &str, test: &str) -> bool {
+    fn has_test(&mut self, file: &str, test: &str) -> bool {
         let text = self.texts.entry(file.to_owned()).or_insert_with(|| {
             let text = std::fs::read_to_string(self.root.join(file));
             text.unwrap_or_default()
@@ -161,8 +164,8 @@ impl<'a> Sources<'a> {
 mod tests {
     use super::*;
 
-    /// The complaints about one row, added to valid rows for every seed.
-    fn complaints(row: &str) -> Vec<String> {
+    /// The violations for `row`, added to valid rows for every seed.
+    fn violations_of(row: &str) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("a.rs"), "#[test]\nfn one() {}\n").unwrap();
         let mut text = format!("{row}\n");
@@ -188,13 +191,13 @@ mod tests {
             "| --- | --- | --- | --- |",
             "Text about `a.rs`.",
         ] {
-            assert_eq!(complaints(row), [""; 0], "{row}");
+            assert_eq!(violations_of(row), [""; 0], "{row}");
         }
     }
 
     #[test]
     fn row_without_evidence_is_reported() {
-        for (row, complaint) in [
+        for (row, violation) in [
             (
                 "| 000-2 | p | done | |",
                 "000-2: no evidence for the state 'done'",
@@ -221,13 +224,13 @@ mod tests {
                 "007-2: there is no such seed",
             ),
         ] {
-            assert_eq!(complaints(row), [complaint], "{row}");
+            assert_eq!(violations_of(row), [violation], "{row}");
         }
     }
 
     #[test]
     fn missing_test_is_reported() {
-        for (evidence, complaint) in [
+        for (evidence, violation) in [
             ("`a.rs`: `two`", "000-2: a.rs has no test two"),
             ("`a.rs`: `on`", "000-2: a.rs has no test on"),
             ("`b.rs`: `one`", "000-2: b.rs has no test one"),
@@ -239,7 +242,7 @@ mod tests {
             ("`one`", "000-2: one is named without its file"),
         ] {
             let row = format!("| 000-2 | p | done | {evidence} |");
-            assert_eq!(complaints(&row), [complaint], "{evidence}");
+            assert_eq!(violations_of(&row), [violation], "{evidence}");
         }
     }
 

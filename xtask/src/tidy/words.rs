@@ -34,7 +34,7 @@ const BANNED: &[(&str, &str)] = &[
 
 /// Files in which `nobody` is a name: the system user, or the sandbox of `palisade policy try` when
 /// none is given.
-const NAMES_NOBODY: &[&str] = &[
+const FILES_WITH_NOBODY: &[&str] = &[
     "crates/control/src/traffic_actions.rs",
     "crates/sandbox/src/namespace/identity.rs",
     "crates/sandbox/src/namespace/layer.rs",
@@ -42,7 +42,7 @@ const NAMES_NOBODY: &[&str] = &[
     "crates/sandbox/tests/namespace/needs_root.rs",
 ];
 
-/// Complaints about the words of one file.
+/// The wording violations of one file.
 pub fn check(file: &str, text: &str) -> Vec<String> {
     if file == "xtask/src/tidy/words.rs" {
         return Vec::new();
@@ -56,16 +56,16 @@ pub fn check(file: &str, text: &str) -> Vec<String> {
     } else {
         return Vec::new();
     };
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for (line, text) in texts {
         for (phrase, instead) in BANNED.iter().filter(|(phrase, _)| contains(&text, phrase)) {
-            if *phrase == "nobody" && NAMES_NOBODY.contains(&file) {
+            if *phrase == "nobody" && FILES_WITH_NOBODY.contains(&file) {
                 continue;
             }
-            complaints.push(format!("{file}:{line}: '{phrase}': write {instead}"));
+            violations.push(format!("{file}:{line}: '{phrase}': write {instead}"));
         }
     }
-    complaints
+    violations
 }
 
 /// Whether `text` has `phrase` as whole words, outside of code in backticks.
@@ -98,7 +98,7 @@ fn prose(text: &str) -> Vec<(usize, String)> {
     lines
 }
 
-/// Complaints about public types of the same name.
+/// A violation for each name that several public types share.
 pub fn check_names(root: &Path, files: &[String]) -> Vec<String> {
     let mut files_by_name: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let sources = files.iter().filter(|file| {

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{At, BundleFile, Count, MAX_DEPTH, use_of};
+use super::{BundleFile, BundleFileError, Count, MAX_DEPTH, file_kind};
 use crate::file::{self, Links};
 
-pub(super) fn read(root: &Path) -> Result<Vec<BundleFile>, At> {
-    let whole = |error: std::io::Error| (PathBuf::new(), error.to_string());
+pub(super) fn read(root: &Path) -> Result<Vec<BundleFile>, BundleFileError> {
+    let bundle_error = |error: std::io::Error| (PathBuf::new(), error.to_string());
     let mut walk = Walk {
-        root: std::fs::canonicalize(root).map_err(whole)?,
+        root: std::fs::canonicalize(root).map_err(bundle_error)?,
         count: Count::default(),
         seen: 0,
         files: Vec::new(),
@@ -28,18 +28,22 @@ struct Walk {
 }
 
 impl Walk {
-    fn enter(&mut self, path: &Path, depth: usize) -> Result<(), At> {
-        let at = |detail: String| (path.to_owned(), detail);
+    fn enter(&mut self, path: &Path, depth: usize) -> Result<(), BundleFileError> {
+        let error_at = |detail: String| (path.to_owned(), detail);
         if depth > MAX_DEPTH {
-            return Err(at(format!("directories nest more than {MAX_DEPTH} deep")));
+            return Err(error_at(format!(
+                "directories nest more than {MAX_DEPTH} deep"
+            )));
         }
         let entries =
-            std::fs::read_dir(self.root.join(path)).map_err(|error| at(error.to_string()))?;
+            std::fs::read_dir(self.root.join(path)).map_err(|error| error_at(error.to_string()))?;
         for entry in entries {
-            let entry = entry.map_err(|error| at(error.to_string()))?;
+            let entry = entry.map_err(|error| error_at(error.to_string()))?;
             self.seen += 1;
             if self.seen > MAX_ENTRIES {
-                return Err(at(format!("there are more than {MAX_ENTRIES} entries")));
+                return Err(error_at(format!(
+                    "there are more than {MAX_ENTRIES} entries"
+                )));
             }
             let name = entry.file_name();
             if name.as_encoded_bytes().starts_with(b".") {
@@ -53,15 +57,16 @@ impl Walk {
             } else if kind.is_symlink() {
                 self.follow(inner)?;
             } else {
-                self.take(inner, Links::Refuse)?;
+                self.add_file(inner, Links::Refuse)?;
             }
         }
         Ok(())
     }
 
-    /// Kubernetes mounts files as links to other files below the same directory. A link to a file
-    /// outside of it could put any file that the operator can read into a message.
-    fn follow(&mut self, path: PathBuf) -> Result<(), At> {
+    /// Reads the target of a symbolic link. Kubernetes mounts files as links to other files in the
+    /// same directory. A link to a file outside of the bundle is refused: error messages could
+    /// contain parts of any file that the operator can read.
+    fn follow(&mut self, path: PathBuf) -> Result<(), BundleFileError> {
         let target = std::fs::canonicalize(self.root.join(&path));
         let target = match target {
             Ok(target) => target,
@@ -77,19 +82,19 @@ impl Walk {
             let detail = "it is a link to a directory, which is not followed";
             return Err((path, detail.to_owned()));
         }
-        self.take(path, Links::Follow)
+        self.add_file(path, Links::Follow)
     }
 
-    fn take(&mut self, path: PathBuf, links: Links) -> Result<(), At> {
-        if use_of(&path).is_none() {
+    fn add_file(&mut self, path: PathBuf, links: Links) -> Result<(), BundleFileError> {
+        if file_kind(&path).is_none() {
             return Ok(());
         }
         let read = file::read(&self.root.join(&path), self.count.left(), links);
-        let taken = read.map_err(|error| error.to_string()).and_then(|bytes| {
+        let content = read.map_err(|error| error.to_string()).and_then(|bytes| {
             self.count.add(bytes.len())?;
             Ok(bytes)
         });
-        match taken {
+        match content {
             Ok(bytes) => {
                 self.files.push(BundleFile { path, bytes });
                 Ok(())

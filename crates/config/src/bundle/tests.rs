@@ -34,11 +34,14 @@ fn directory(files: &[(&str, &str)]) -> TempDir {
 }
 
 fn allows(bundle: &rego::Bundle, host: &str) -> bool {
-    let decided = bundle.decide(&json!({"host": host}), Budget::of(Duration::from_secs(5)));
+    let decided = bundle.decide(
+        &json!({"host": host}),
+        Budget::with_time_limit(Duration::from_secs(5)),
+    );
     match decided {
         Decision::Allow(_) => true,
-        Decision::Deny(said) => {
-            assert_eq!(said, DecisionDetails::default());
+        Decision::Deny(details) => {
+            assert_eq!(details, DecisionDetails::default());
             false
         }
         other => panic!("{other:?}"),
@@ -46,10 +49,10 @@ fn allows(bundle: &rego::Bundle, host: &str) -> bool {
 }
 
 #[track_caller]
-fn refused(read: Result<rego::Bundle, BundleReadError>, says: &str) {
+fn refused(read: Result<rego::Bundle, BundleReadError>, expected: &str) {
     let error = read.unwrap_err().to_string();
     assert!(error.starts_with("policies.bundles: mine: "), "{error}");
-    assert!(error.contains(says), "{error}");
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]
@@ -73,26 +76,26 @@ fn directory_is_split_into_policy_and_data_by_file_names() {
 }
 
 #[test]
-fn the_example_lets_an_agent_read_and_says_why_it_may_not_write() {
+fn example_policy_allows_reads_and_explains_a_refused_write() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies/http-authz");
     let example = read(&bundle(&path)).unwrap();
-    let ask = |method: &str, host: &str| {
+    let decide = |method: &str, host: &str| {
         let input = json!({"method": method, "host": host});
-        example.decide(&input, Budget::of(Duration::from_secs(5)))
+        example.decide(&input, Budget::with_time_limit(Duration::from_secs(5)))
     };
     assert_eq!(
-        ask("GET", "a.example"),
+        decide("GET", "a.example"),
         Decision::Allow(DecisionDetails::default())
     );
     assert_eq!(
-        ask("POST", "api.github.com"),
+        decide("POST", "api.github.com"),
         Decision::Allow(DecisionDetails::default())
     );
-    let Decision::Deny(said) = ask("POST", "a.example") else {
+    let Decision::Deny(details) = decide("POST", "a.example") else {
         panic!("it was not denied");
     };
     assert_eq!(
-        said.message.unwrap(),
+        details.message.unwrap(),
         "POST to a.example is not allowed: only reading is."
     );
 }
@@ -112,8 +115,8 @@ fn missing_bundle_differs_from_invalid_bundle() {
 }
 
 #[test]
-fn data_that_cannot_be_used_is_named() {
-    for (files, says) in [
+fn invalid_data_file_is_named_in_the_error() {
+    for (files, expected) in [
         (vec![("x/data.json", "{")], "x/data.json cannot be used"),
         (vec![("data.json", "[]")], "must be an object"),
         (vec![("data.yaml", "a: 1\na: 2\n")], "data.yaml"),
@@ -123,18 +126,18 @@ fn data_that_cannot_be_used_is_named() {
         ),
         (
             vec![("http/authz/data.json", r#"{"allow": true}"#)],
-            "its data cannot be used",
+            "the bundle's data cannot be used",
         ),
     ] {
         let dir = directory(&[&files[..], &[("policy.rego", POLICY)]].concat());
-        refused(read(&bundle(dir.path())), says);
+        refused(read(&bundle(dir.path())), expected);
     }
     refused(read(&bundle(directory(&[]).path())), "no .rego file");
 }
 
 #[test]
 fn links_are_followed_inside_the_bundle_only() {
-    // As Kubernetes mounts a ConfigMap.
+    // The layout of a ConfigMap that Kubernetes mounts.
     let dir = directory(&[
         ("..2026/policy.rego", POLICY),
         ("..2026/data.json", r#"{"open": true}"#),
@@ -162,7 +165,7 @@ fn pack(entries: &[(&str, tar::EntryType, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     for (name, kind, bytes) in entries {
         let mut header = tar::Header::new_gnu();
-        // As bytes: the library would refuse the names that the reader has to refuse.
+        // Writes the name as bytes, because the library refuses the names that the reader must refuse.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.set_entry_type(*kind);
         header.set_size(bytes.len() as u64);
@@ -185,7 +188,7 @@ fn archive(bytes: &[u8]) -> (TempDir, BundleSettings) {
 }
 
 #[test]
-fn an_archive_of_opa_is_a_bundle() {
+fn opa_archive_is_read_as_a_bundle() {
     let file = tar::EntryType::Regular;
     let (_dir, bundle) = archive(&pack(&[
         ("/.manifest", file, b"{\"roots\": [\"\"]}"),
@@ -206,7 +209,7 @@ fn an_archive_of_opa_is_a_bundle() {
 fn a_hostile_archive_is_refused() {
     let file = tar::EntryType::Regular;
     let policy = ("policy.rego", file, POLICY.as_bytes());
-    for (entries, says) in [
+    for (entries, expected) in [
         (
             vec![("../up.rego", file, POLICY.as_bytes())],
             "is outside of the bundle",
@@ -227,10 +230,10 @@ fn a_hostile_archive_is_refused() {
             vec![policy, ("pipe.rego", tar::EntryType::Fifo, b"")],
             "not a regular file",
         ),
-        (vec![policy, policy], "twice"),
+        (vec![policy, policy], "contains it twice"),
     ] {
         let (_dir, bundle) = archive(&pack(&entries));
-        refused(read(&bundle), says);
+        refused(read(&bundle), expected);
     }
     let (_dir, bundle) = archive(b"no archive");
     refused(read(&bundle), "neither a directory nor a .tar.gz");

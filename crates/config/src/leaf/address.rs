@@ -4,11 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use policy::host::{Authority, Host, HostPattern};
 
-use super::{Format, Leaf, parsed, plain, require};
+use super::{Format, Leaf, impl_leaf, require, without_detail};
 
 impl Format for SocketAddr {
     const NAME: &'static str = "socket-address";
-    const WHAT: &'static str = "an address and port such as 127.0.0.1:8090, [::1]:8090 or :8090";
+    const DESCRIPTION: &'static str =
+        "an address and port such as 127.0.0.1:8090, [::1]:8090 or :8090";
     const ADDRESS: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
@@ -22,7 +23,7 @@ impl Leaf for SocketAddr {
         if let Ok(address) = text.parse() {
             return Ok(address);
         }
-        let (host, port) = plain(text.rsplit_once(':'))?;
+        let (host, port) = without_detail(text.rsplit_once(':'))?;
         if port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
             return Err(String::new());
         }
@@ -41,7 +42,7 @@ impl Leaf for SocketAddr {
     }
 }
 
-parsed! {
+impl_leaf! {
     Host, "host", "a host name or address", ADDRESS;
     HostPattern, "host-pattern", "a host such as example.com, *.example.com or an address", ADDRESS;
     Authority, "authority", "a host, or a host and port such as example.com:443", ADDRESS;
@@ -77,7 +78,7 @@ impl Cidr {
 
 impl Format for Cidr {
     const NAME: &'static str = "cidr";
-    const WHAT: &'static str = "a range of addresses such as 10.1.0.0/16 or fd00::/8";
+    const DESCRIPTION: &'static str = "a range of addresses such as 10.1.0.0/16 or fd00::/8";
 
     fn check(text: &str) -> Result<(), String> {
         Self::read(text).map(drop)
@@ -98,7 +99,7 @@ impl Leaf for Cidr {
             None => widest,
             Some(prefix) => {
                 let clean = prefix.bytes().all(|b| b.is_ascii_digit());
-                plain(prefix.parse::<u8>().ok().filter(|p| clean && *p <= widest))?
+                without_detail(prefix.parse::<u8>().ok().filter(|p| clean && *p <= widest))?
             }
         };
         let first = match address {
@@ -134,7 +135,7 @@ pub enum DnsUpstream {
 
 impl Format for DnsUpstream {
     const NAME: &'static str = "dns-upstream";
-    const WHAT: &'static str = "'system' or the address of a resolver such as 192.0.2.53";
+    const DESCRIPTION: &'static str = "'system' or the address of a resolver such as 192.0.2.53";
     const ADDRESS: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
@@ -167,7 +168,7 @@ pub(crate) struct DnsType;
 
 impl Format for DnsType {
     const NAME: &'static str = "dns-type";
-    const WHAT: &'static str = "a DNS record type such as TXT, MX or SRV";
+    const DESCRIPTION: &'static str = "a DNS record type such as TXT, MX or SRV";
 
     fn check(text: &str) -> Result<(), String> {
         require(

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use policy::host::Authority;
 
-use super::{Format, Leaf, detail, plain, require};
+use super::{Format, Leaf, require, with_detail, without_detail};
 
 impl Format for PathBuf {
     const NAME: &'static str = "file-path";
-    const WHAT: &'static str = "a path";
+    const DESCRIPTION: &'static str = "a path";
 
     fn check(text: &str) -> Result<(), String> {
         require(!text.is_empty() && text.len() <= 4096 && !text.contains(char::is_control))
@@ -30,7 +30,7 @@ pub(crate) struct UrlPath;
 
 impl Format for UrlPath {
     const NAME: &'static str = "url-path";
-    const WHAT: &'static str = "a path that begins with '/'";
+    const DESCRIPTION: &'static str = "a path that begins with '/'";
 
     fn check(text: &str) -> Result<(), String> {
         require(
@@ -44,18 +44,18 @@ pub(crate) struct HttpUrl;
 
 impl Format for HttpUrl {
     const NAME: &'static str = "http-url";
-    const WHAT: &'static str = "an http or https URL";
+    const DESCRIPTION: &'static str = "an http or https URL";
     const ADDRESS: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
         let rest = text
             .strip_prefix("http://")
             .or_else(|| text.strip_prefix("https://"));
-        let rest = plain(rest)?;
+        let rest = without_detail(rest)?;
         require(!text.contains(|c: char| c.is_control() || c.is_whitespace()))?;
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-        let (authority, _) = plain(rest.split_at_checked(end))?;
-        detail(Authority::parse(authority)).map(drop)
+        let (authority, _) = without_detail(rest.split_at_checked(end))?;
+        with_detail(Authority::parse(authority)).map(drop)
     }
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct WebhookUrl;
 
 impl Format for WebhookUrl {
     const NAME: &'static str = "webhook-url";
-    const WHAT: &'static str = HttpUrl::WHAT;
+    const DESCRIPTION: &'static str = HttpUrl::DESCRIPTION;
     const SENSITIVE: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
@@ -77,7 +77,7 @@ pub(crate) struct TreePath;
 
 impl Format for TreePath {
     const NAME: &'static str = "tree-path";
-    const WHAT: &'static str = "a path inside a repository, without a leading '/' or '..'";
+    const DESCRIPTION: &'static str = "a path inside a repository, without a leading '/' or '..'";
 
     fn check(text: &str) -> Result<(), String> {
         let parts = text.strip_suffix('/').unwrap_or(text).split('/');
@@ -134,7 +134,7 @@ impl GitUrl {
 
 impl Format for GitUrl {
     const NAME: &'static str = "git-url";
-    const WHAT: &'static str = "a git URL such as ssh://git@git.example/app.git";
+    const DESCRIPTION: &'static str = "a git URL such as ssh://git@git.example/app.git";
     // A password in the URL is refused, and the message must not repeat it.
     const SENSITIVE: bool = true;
 
@@ -142,12 +142,12 @@ impl Format for GitUrl {
         // ssh and git parse a leading dash as an option.
         let clean =
             !text.starts_with('-') && !text.contains(|c: char| c.is_control() || c.is_whitespace());
-        let (_, user, host, path) = plain(Self::split(text).filter(|_| clean))?;
+        let (_, user, host, path) = without_detail(Self::split(text).filter(|_| clean))?;
         if user.is_some_and(|user| user.contains(':')) {
             return Err("it must not contain a password".to_owned());
         }
         require(!user.is_some_and(|user| user.is_empty() || user.starts_with('-')))?;
         require(!path.starts_with('-'))?;
-        detail(Authority::parse(host)).map(drop)
+        with_detail(Authority::parse(host)).map(drop)
     }
 }

@@ -7,7 +7,7 @@ pub(crate) struct Name;
 
 impl Format for Name {
     const NAME: &'static str = "name";
-    const WHAT: &'static str = "a name of 1 to 128 printable characters";
+    const DESCRIPTION: &'static str = "a name of 1 to 128 printable characters";
 
     fn check(text: &str) -> Result<(), String> {
         let printable =
@@ -26,7 +26,7 @@ pub(crate) struct Slug;
 
 impl Format for Slug {
     const NAME: &'static str = "slug";
-    const WHAT: &'static str =
+    const DESCRIPTION: &'static str =
         "a name of 1 to 64 letters, digits, '_', '.' or '-' that starts with a letter or digit";
 
     fn check(text: &str) -> Result<(), String> {
@@ -45,7 +45,7 @@ pub(crate) struct SandboxName;
 
 impl Format for SandboxName {
     const NAME: &'static str = "sandbox-name";
-    const WHAT: &'static str =
+    const DESCRIPTION: &'static str =
         "a name of 1 to 63 lower-case letters and digits, with single dashes in between";
 
     fn check(text: &str) -> Result<(), String> {
@@ -64,7 +64,7 @@ pub(crate) struct Image;
 
 impl Format for Image {
     const NAME: &'static str = "image";
-    const WHAT: &'static str = "a container image such as busybox:latest";
+    const DESCRIPTION: &'static str = "a container image such as busybox:latest";
 
     fn check(text: &str) -> Result<(), String> {
         require(
@@ -82,7 +82,7 @@ pub(crate) struct HeaderName;
 
 impl Format for HeaderName {
     const NAME: &'static str = "header-name";
-    const WHAT: &'static str = "the name of a header";
+    const DESCRIPTION: &'static str = "the name of a header";
 
     fn check(text: &str) -> Result<(), String> {
         require(
@@ -99,7 +99,7 @@ pub(crate) struct HostKey;
 
 impl Format for HostKey {
     const NAME: &'static str = "host-key";
-    const WHAT: &'static str = "a public host key such as 'ssh-ed25519 AAAA…'";
+    const DESCRIPTION: &'static str = "a public host key such as 'ssh-ed25519 AAAA…'";
 
     fn check(text: &str) -> Result<(), String> {
         let mut words = text.split(' ');

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::{Format, Leaf, plain};
+use super::{Format, Leaf, without_detail};
 
 /// Ten years: a longer duration is a mistake, and would overflow a deadline.
 const MAX_SECONDS: u64 = 10 * 365 * 24 * 3600;
 
 impl Format for Duration {
     const NAME: &'static str = "duration";
-    const WHAT: &'static str = "a duration such as 50ms, 10s, 2m or 1h";
+    const DESCRIPTION: &'static str = "a duration such as 50ms, 10s, 2m or 1h";
     const INTEGER: Option<u64> = Some(MAX_SECONDS);
 
     fn check(text: &str) -> Result<(), String> {
@@ -39,7 +39,7 @@ impl Leaf for Duration {
             let end = after
                 .find(|c: char| c.is_ascii_digit())
                 .unwrap_or(after.len());
-            let (unit, after) = plain(after.split_at_checked(end))?;
+            let (unit, after) = without_detail(after.split_at_checked(end))?;
             let part = match unit {
                 "ms" => Duration::from_millis(amount),
                 "s" => Duration::from_secs(amount),
@@ -67,13 +67,13 @@ fn leading_number(text: &str) -> Result<(u64, &str), String> {
     let end = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());
-    let (digits, rest) = plain(text.split_at_checked(end))?;
+    let (digits, rest) = without_detail(text.split_at_checked(end))?;
     Ok((digits.parse().map_err(|_| String::new())?, rest))
 }
 
 /// Parses a size in the format of the configuration, for command line arguments.
 pub fn read_size(text: &str) -> Result<u64, String> {
-    u64::read(text).map_err(|_| format!("'{text}' is not {}", <u64 as Format>::WHAT))
+    u64::read(text).map_err(|_| format!("'{text}' is not {}", <u64 as Format>::DESCRIPTION))
 }
 
 /// A size in the format of [`read_size`].
@@ -84,7 +84,7 @@ pub fn show_size(bytes: u64) -> String {
 /// Sizes in bytes.
 impl Format for u64 {
     const NAME: &'static str = "byte-size";
-    const WHAT: &'static str = "a size such as 64MiB, 4GiB, 1GB or a number of bytes";
+    const DESCRIPTION: &'static str = "a size such as 64MiB, 4GiB, 1GB or a number of bytes";
     const INTEGER: Option<u64> = Some(i64::MAX.unsigned_abs());
 
     fn check(text: &str) -> Result<(), String> {

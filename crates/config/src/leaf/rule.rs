@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use policy::endpoint::{EndpointRule, MethodSet, PathPattern};
 use policy::refs::RefPattern;
 
-use super::{Format, Leaf, detail, parsed, plain};
+use super::{Format, Leaf, impl_leaf, with_detail, without_detail};
 
-parsed! {
+impl_leaf! {
     PathPattern, "path-pattern", "a path such as /api/*, or /api/** for everything below";
     RefPattern, "ref-pattern", "a branch such as main, or release/*";
 }
@@ -18,10 +18,10 @@ pub(crate) struct MethodName;
 
 impl Format for MethodName {
     const NAME: &'static str = "method";
-    const WHAT: &'static str = "an HTTP method such as GET";
+    const DESCRIPTION: &'static str = "an HTTP method such as GET";
 
     fn check(text: &str) -> Result<(), String> {
-        detail(MethodSet::parse([text])).map(drop)
+        with_detail(MethodSet::parse([text])).map(drop)
     }
 }
 
@@ -36,7 +36,7 @@ pub struct Endpoint {
 
 impl Format for Endpoint {
     const NAME: &'static str = "endpoint";
-    const WHAT: &'static str = "a method and a path such as 'GET /api/**'";
+    const DESCRIPTION: &'static str = "a method and a path such as 'GET /api/**'";
 
     fn check(text: &str) -> Result<(), String> {
         Self::read(text).map(drop)
@@ -52,8 +52,8 @@ impl Leaf for Endpoint {
         Ok(Self {
             text: text.to_owned(),
             rule: EndpointRule {
-                methods: detail(MethodSet::parse(method))?,
-                paths: vec![detail(PathPattern::parse(path))?],
+                methods: with_detail(MethodSet::parse(method))?,
+                paths: vec![with_detail(PathPattern::parse(path))?],
             },
         })
     }
@@ -76,7 +76,7 @@ pub enum AuthScheme {
 
 impl Format for AuthScheme {
     const NAME: &'static str = "auth-scheme";
-    const WHAT: &'static str = "Bearer, Basic:USER or raw";
+    const DESCRIPTION: &'static str = "Bearer, Basic:USER or raw";
 
     fn check(text: &str) -> Result<(), String> {
         Self::read(text).map(drop)
@@ -92,7 +92,7 @@ impl Leaf for AuthScheme {
                 let user = text.strip_prefix("Basic:").filter(|user| {
                     !user.is_empty() && !user.contains(|c: char| c.is_control() || c == ':')
                 });
-                plain(user.map(|user| Self::Basic(user.to_owned())))
+                without_detail(user.map(|user| Self::Basic(user.to_owned())))
             }
         }
     }
@@ -117,7 +117,7 @@ pub struct PortMapping {
 
 impl Format for PortMapping {
     const NAME: &'static str = "publish";
-    const WHAT: &'static str = "a port, or HOST:INSIDE such as 8080:3000";
+    const DESCRIPTION: &'static str = "a port, or HOST:INSIDE such as 8080:3000";
     const INTEGER: Option<u64> = Some(65535);
 
     fn check(text: &str) -> Result<(), String> {
@@ -132,7 +132,7 @@ impl Leaf for PortMapping {
             let clean = text.bytes().all(|b| b.is_ascii_digit());
             text.parse().ok().filter(|port| clean && *port > 0)
         };
-        plain(
+        without_detail(
             port(host)
                 .zip(port(inside))
                 .map(|(host, inside)| Self { host, inside }),
@@ -155,26 +155,28 @@ pub struct RegexPattern(regex::Regex);
 /// Maximum length of a pattern.
 const MAX_PATTERN_BYTES: usize = 1024;
 
-/// Maximum size of a compiled pattern. Classes such as `\pL` are large already.
+/// Maximum size of a compiled pattern in bytes. A single class such as `\pL` is already large.
 const MAX_COMPILED_BYTES: usize = 256 * 1024;
 
-/// Maximum number of patterns for each method in one file, and of methods.
+/// Maximum number of patterns for each method in one file.
 pub(crate) const MAX_PATTERNS: usize = 256;
+
+/// Maximum number of methods with patterns in one file.
 pub(crate) const MAX_METHODS: usize = 16;
 
 thread_local! {
     /// Patterns compiled for the file that is being read. The schema check, the message of a
     /// mistake and the deserialiser each need them, and aliases repeat them a thousand times.
-    static COMPILED: RefCell<Option<HashMap<String, Result<RegexPattern, String>>>> =
+    static PATTERN_CACHE: RefCell<Option<HashMap<String, Result<RegexPattern, String>>>> =
         const { RefCell::new(None) };
 }
 
 /// While this value exists, its thread compiles each pattern once.
-pub(crate) struct CompileOnce;
+pub(crate) struct PatternCacheGuard;
 
-impl Drop for CompileOnce {
+impl Drop for PatternCacheGuard {
     fn drop(&mut self) {
-        COMPILED.set(None);
+        PATTERN_CACHE.set(None);
     }
 }
 
@@ -185,9 +187,9 @@ impl RegexPattern {
     }
 
     /// Caches the patterns that this thread compiles, until the result is dropped.
-    pub(crate) fn compile_once() -> CompileOnce {
-        COMPILED.set(Some(HashMap::new()));
-        CompileOnce
+    pub(crate) fn start_cache() -> PatternCacheGuard {
+        PATTERN_CACHE.set(Some(HashMap::new()));
+        PatternCacheGuard
     }
 
     fn compile(text: &str) -> Result<Self, String> {
@@ -197,7 +199,7 @@ impl RegexPattern {
             .map(Self)
             .map_err(|error| match error {
                 regex::Error::CompiledTooBig(_) => {
-                    "it compiles to too much; (?-u) in front keeps classes such as \\w to ASCII"
+                    "its compiled form is too large; (?-u) at the start limits classes such as \\w to ASCII"
                         .to_owned()
                 }
                 // The last line of the multi-line error is its message.
@@ -218,7 +220,7 @@ impl PartialEq for RegexPattern {
 
 impl Format for RegexPattern {
     const NAME: &'static str = "regex";
-    const WHAT: &'static str = "a regular expression";
+    const DESCRIPTION: &'static str = "a regular expression";
 
     fn check(text: &str) -> Result<(), String> {
         Self::read(text).map(drop)
@@ -230,18 +232,18 @@ impl Leaf for RegexPattern {
         if text.len() > MAX_PATTERN_BYTES {
             return Err(format!("it is longer than {MAX_PATTERN_BYTES} bytes"));
         }
-        COMPILED.with_borrow_mut(|compiled| {
-            let Some(known) = compiled else {
+        PATTERN_CACHE.with_borrow_mut(|compiled| {
+            let Some(cache) = compiled else {
                 return Self::compile(text);
             };
-            if let Some(result) = known.get(text) {
+            if let Some(result) = cache.get(text) {
                 return result.clone();
             }
-            if known.len() >= MAX_PATTERNS * MAX_METHODS {
-                return Err("there are too many of them".to_owned());
+            if cache.len() >= MAX_PATTERNS * MAX_METHODS {
+                return Err("the file has too many patterns".to_owned());
             }
             let result = Self::compile(text);
-            known.insert(text.to_owned(), result.clone());
+            cache.insert(text.to_owned(), result.clone());
             result
         })
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
 
-use super::{Format, Leaf, plain, require};
+use super::{Format, Leaf, require, without_detail};
 use crate::expansion::is_variable;
 use crate::secret::Secret;
 
@@ -21,7 +21,7 @@ pub enum SecretSource {
 
 impl Format for SecretSource {
     const NAME: &'static str = "credential-source";
-    const WHAT: &'static str = "env:NAME, file:PATH or command:LINE";
+    const DESCRIPTION: &'static str = "env:NAME, file:PATH or command:LINE";
     // An operator may paste the token itself here, which must not appear in a log.
     const SENSITIVE: bool = true;
 
@@ -32,13 +32,13 @@ impl Format for SecretSource {
 
 impl Leaf for SecretSource {
     fn read(text: &str) -> Result<Self, String> {
-        let (kind, rest) = plain(text.split_once(':'))?;
+        let (kind, rest) = without_detail(text.split_once(':'))?;
         match kind {
-            "env" => plain(is_variable(rest).then(|| Self::Env(rest.to_owned()))),
+            "env" => without_detail(is_variable(rest).then(|| Self::Env(rest.to_owned()))),
             "file" => PathBuf::read(rest).map(Self::File),
             "command" => {
                 let clean = !rest.trim().is_empty() && !rest.contains(char::is_control);
-                plain(clean.then(|| Self::Command(rest.trim().to_owned())))
+                without_detail(clean.then(|| Self::Command(rest.trim().to_owned())))
             }
             _ => Err(String::new()),
         }
@@ -58,7 +58,7 @@ pub(crate) struct EnvName;
 
 impl Format for EnvName {
     const NAME: &'static str = "env-name";
-    const WHAT: &'static str = "the name of an environment variable";
+    const DESCRIPTION: &'static str = "the name of an environment variable";
 
     fn check(text: &str) -> Result<(), String> {
         require(is_variable(text))
@@ -76,7 +76,7 @@ pub struct EnvEntry {
 
 impl Format for EnvEntry {
     const NAME: &'static str = "env-entry";
-    const WHAT: &'static str = "NAME=value";
+    const DESCRIPTION: &'static str = "NAME=value";
     const SENSITIVE: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
@@ -86,15 +86,15 @@ impl Format for EnvEntry {
 
 impl Leaf for EnvEntry {
     fn read(text: &str) -> Result<Self, String> {
-        let (name, value) = plain(text.split_once('='))?;
-        plain((is_variable(name) && !value.contains('\0')).then(|| Self {
+        let (name, value) = without_detail(text.split_once('='))?;
+        without_detail((is_variable(name) && !value.contains('\0')).then(|| Self {
             name: name.to_owned(),
             value: Secret::new(value),
         }))
     }
 
     fn write(&self) -> String {
-        format!("{}={}", self.name, self.value.shown())
+        format!("{}={}", self.name, self.value.display_text())
     }
 }
 

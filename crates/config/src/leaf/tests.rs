@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 
 #[track_caller]
-fn reads<T: Leaf>(text: &str, written: &str) {
+fn assert_round_trip<T: Leaf>(text: &str, written: &str) {
     let value = T::read(text).unwrap_or_else(|detail| panic!("{text:?}: {detail}"));
     assert_eq!(value.write(), written, "{text:?}");
     let again = T::read(&value.write()).map(|value| value.write());
@@ -13,14 +13,14 @@ fn reads<T: Leaf>(text: &str, written: &str) {
 }
 
 #[track_caller]
-fn refuses<F: Format>(texts: &[&str]) {
+fn assert_refuses<F: Format>(texts: &[&str]) {
     for text in texts {
-        assert!(F::check(text).is_err(), "{} takes {text:?}", F::NAME);
+        assert!(F::check(text).is_err(), "{} accepts {text:?}", F::NAME);
     }
 }
 
 #[track_caller]
-fn takes<F: Format>(texts: &[&str]) {
+fn assert_accepts<F: Format>(texts: &[&str]) {
     for text in texts {
         assert_eq!(F::check(text), Ok(()), "{} refuses {text:?}", F::NAME);
     }
@@ -48,9 +48,9 @@ fn durations_parse_and_print() {
         ("0", "0s"),
         ("3650d", "315360000s"),
     ] {
-        reads::<Duration>(text, written);
+        assert_round_trip::<Duration>(text, written);
     }
-    refuses::<Duration>(&[
+    assert_refuses::<Duration>(&[
         "",
         "s",
         "10 s",
@@ -78,9 +78,9 @@ fn sizes_parse_and_print() {
         ("5B", "5"),
         ("0", "0"),
     ] {
-        reads::<u64>(text, written);
+        assert_round_trip::<u64>(text, written);
     }
-    refuses::<u64>(&[
+    assert_refuses::<u64>(&[
         "",
         "MiB",
         "-1",
@@ -93,7 +93,7 @@ fn sizes_parse_and_print() {
 }
 
 #[test]
-fn addresses() {
+fn addresses_parse_and_print() {
     for (text, written) in [
         ("127.0.0.1:8090", "127.0.0.1:8090"),
         ("[::1]:80", "[::1]:80"),
@@ -101,9 +101,9 @@ fn addresses() {
         (":0", "[::]:0"),
         ("localhost:1", "127.0.0.1:1"),
     ] {
-        reads::<SocketAddr>(text, written);
+        assert_round_trip::<SocketAddr>(text, written);
     }
-    refuses::<SocketAddr>(&[
+    assert_refuses::<SocketAddr>(&[
         "",
         ":",
         "8090",
@@ -113,11 +113,11 @@ fn addresses() {
         ":+1",
         "::1:80x",
     ]);
-    reads::<Cidr>("10.0.0.0/8", "10.0.0.0/8");
-    reads::<Cidr>("192.0.2.1", "192.0.2.1/32");
-    reads::<Cidr>("fd00::/8", "fd00::/8");
-    reads::<Cidr>("0.0.0.0/0", "0.0.0.0/0");
-    refuses::<Cidr>(&[
+    assert_round_trip::<Cidr>("10.0.0.0/8", "10.0.0.0/8");
+    assert_round_trip::<Cidr>("192.0.2.1", "192.0.2.1/32");
+    assert_round_trip::<Cidr>("fd00::/8", "fd00::/8");
+    assert_round_trip::<Cidr>("0.0.0.0/0", "0.0.0.0/0");
+    assert_refuses::<Cidr>(&[
         "",
         "10.0.0.0/33",
         "10.0.0.1/8",
@@ -136,20 +136,20 @@ fn addresses() {
             .unwrap()
             .contains("fd00::1".parse().unwrap())
     );
-    reads::<DnsUpstream>("system", "system");
-    reads::<DnsUpstream>("192.0.2.53", "192.0.2.53:53");
-    reads::<DnsUpstream>("[2001:db8::1]:5353", "[2001:db8::1]:5353");
-    refuses::<DnsUpstream>(&["", "System", "dns.example"]);
-    takes::<DnsType>(&["TXT", "MX", "TYPE65"]);
-    refuses::<DnsType>(&["", "txt", "A B", "1"]);
+    assert_round_trip::<DnsUpstream>("system", "system");
+    assert_round_trip::<DnsUpstream>("192.0.2.53", "192.0.2.53:53");
+    assert_round_trip::<DnsUpstream>("[2001:db8::1]:5353", "[2001:db8::1]:5353");
+    assert_refuses::<DnsUpstream>(&["", "System", "dns.example"]);
+    assert_accepts::<DnsType>(&["TXT", "MX", "TYPE65"]);
+    assert_refuses::<DnsType>(&["", "txt", "A B", "1"]);
 }
 
 #[test]
-fn sources() {
-    reads::<SecretSource>("env:TOKEN", "env:TOKEN");
-    reads::<SecretSource>("file:~/x", "file:~/x");
-    reads::<SecretSource>("command: pass show x", "command:pass show x");
-    refuses::<SecretSource>(&[
+fn secret_sources_and_env_entries_parse() {
+    assert_round_trip::<SecretSource>("env:TOKEN", "env:TOKEN");
+    assert_round_trip::<SecretSource>("file:~/x", "file:~/x");
+    assert_round_trip::<SecretSource>("command: pass show x", "command:pass show x");
+    assert_refuses::<SecretSource>(&[
         "",
         "TOKEN",
         "env:",
@@ -159,26 +159,26 @@ fn sources() {
         "command:a\nb",
         "sk-abc",
     ]);
-    // Written without its value, so it does not parse to the same entry.
+    // An entry is written without its value, so the text does not parse to the same entry.
     let entry = EnvEntry::read("A=b=c").unwrap();
     assert_eq!((entry.name.as_str(), entry.value.expose()), ("A", "b=c"));
     assert_eq!(entry.write(), "A=[secret]");
     assert_eq!(EnvEntry::read("A=").unwrap().write(), "A=[unset]");
-    refuses::<EnvEntry>(&["", "A", "=b", "1=b", "A B=c", "A=\0"]);
+    assert_refuses::<EnvEntry>(&["", "A", "=b", "1=b", "A B=c", "A=\0"]);
 }
 
 #[test]
-fn locations() {
-    takes::<PathBuf>(&["a", "/a/b c", "~/x", "."]);
-    refuses::<PathBuf>(&["", "a\nb", "a\0b"]);
-    takes::<UrlPath>(&["/", "/metrics"]);
-    refuses::<UrlPath>(&["", "metrics", "/a b", "/a?b", "/a\n"]);
-    takes::<HttpUrl>(&[
+fn paths_and_urls_are_checked() {
+    assert_accepts::<PathBuf>(&["a", "/a/b c", "~/x", "."]);
+    assert_refuses::<PathBuf>(&["", "a\nb", "a\0b"]);
+    assert_accepts::<UrlPath>(&["/", "/metrics"]);
+    assert_refuses::<UrlPath>(&["", "metrics", "/a b", "/a?b", "/a\n"]);
+    assert_accepts::<HttpUrl>(&[
         "http://localhost:4318",
         "https://a.example/b?c#d",
         "http://[::1]:80/",
     ]);
-    refuses::<HttpUrl>(&[
+    assert_refuses::<HttpUrl>(&[
         "",
         "a.example",
         "ftp://a.example",
@@ -186,16 +186,16 @@ fn locations() {
         "http://u@a.example",
         "https://a b",
     ]);
-    takes::<TreePath>(&[".github/workflows", "a/", "a"]);
-    refuses::<TreePath>(&["", "/a", "a//b", "../a", "a/..", "a\nb"]);
-    takes::<GitUrl>(&[
+    assert_accepts::<TreePath>(&[".github/workflows", "a/", "a"]);
+    assert_refuses::<TreePath>(&["", "/a", "a//b", "../a", "a/..", "a\nb"]);
+    assert_accepts::<GitUrl>(&[
         "ssh://git@git.example/app.git",
         "ssh://git.example:2222/a/b",
         "git@git.example:app.git",
         "https://git.example/a/b.git",
         "git://git.example/a",
     ]);
-    refuses::<GitUrl>(&[
+    assert_refuses::<GitUrl>(&[
         "",
         "app",
         "ssh://git.example",
@@ -213,33 +213,33 @@ fn locations() {
 }
 
 #[test]
-fn names() {
-    takes::<Name>(&["a", "Daten-Werkzeug é", "a b", "it's \"x\""]);
-    refuses::<Name>(&["", " a", "a\n", "a\u{1b}b", "a\u{202e}b", &"x".repeat(129)]);
-    takes::<Slug>(&["a", "A-1_.b"]);
-    refuses::<Slug>(&["", ".a", "-a", "a/b", "a b", "é", &"x".repeat(65)]);
-    takes::<Image>(&["busybox:latest", "r.example:5000/a/b@sha256:00ff"]);
-    refuses::<Image>(&["", "-v", "a b", "a;b", "/x"]);
-    takes::<HostKey>(&["ssh-ed25519 AAAA", "ecdsa-sha2-nistp256 AAAA= comment"]);
-    refuses::<HostKey>(&["", "ssh-ed25519", "AAAA", "ssh-rsa AA\nAA"]);
-    takes::<HeaderName>(&["Authorization", "x-api-key"]);
-    refuses::<HeaderName>(&["", "a b", "a:", "é"]);
+fn names_are_checked() {
+    assert_accepts::<Name>(&["a", "Daten-Werkzeug é", "a b", "it's \"x\""]);
+    assert_refuses::<Name>(&["", " a", "a\n", "a\u{1b}b", "a\u{202e}b", &"x".repeat(129)]);
+    assert_accepts::<Slug>(&["a", "A-1_.b"]);
+    assert_refuses::<Slug>(&["", ".a", "-a", "a/b", "a b", "é", &"x".repeat(65)]);
+    assert_accepts::<Image>(&["busybox:latest", "r.example:5000/a/b@sha256:00ff"]);
+    assert_refuses::<Image>(&["", "-v", "a b", "a;b", "/x"]);
+    assert_accepts::<HostKey>(&["ssh-ed25519 AAAA", "ecdsa-sha2-nistp256 AAAA= comment"]);
+    assert_refuses::<HostKey>(&["", "ssh-ed25519", "AAAA", "ssh-rsa AA\nAA"]);
+    assert_accepts::<HeaderName>(&["Authorization", "x-api-key"]);
+    assert_refuses::<HeaderName>(&["", "a b", "a:", "é"]);
 }
 
 #[test]
-fn rules() {
-    reads::<AuthScheme>("Bearer", "Bearer");
-    reads::<AuthScheme>("Basic:x-access-token", "Basic:x-access-token");
-    reads::<AuthScheme>("raw", "raw");
-    refuses::<AuthScheme>(&["", "Basic", "Basic:", "Basic:a:b", "Digest"]);
-    reads::<PortMapping>("3000", "3000");
-    reads::<PortMapping>("8080:3000", "8080:3000");
-    refuses::<PortMapping>(&["", "0", "1:0", "65536", "a:1", "1:2:3", "+1"]);
-    reads::<Endpoint>("GET /**", "GET /**");
-    reads::<Endpoint>("/a/*", "/a/*");
-    refuses::<Endpoint>(&["", "GET", "get /x", "GET x", "G(T /x"]);
-    reads::<RegexPattern>("^/a$", "^/a$");
-    refuses::<RegexPattern>(&["(", "a{100000}{100000}", "(?=x)"]);
-    takes::<MethodName>(&["GET", "PROPFIND"]);
-    refuses::<MethodName>(&["", "get", "G T"]);
+fn parts_of_rules_parse() {
+    assert_round_trip::<AuthScheme>("Bearer", "Bearer");
+    assert_round_trip::<AuthScheme>("Basic:x-access-token", "Basic:x-access-token");
+    assert_round_trip::<AuthScheme>("raw", "raw");
+    assert_refuses::<AuthScheme>(&["", "Basic", "Basic:", "Basic:a:b", "Digest"]);
+    assert_round_trip::<PortMapping>("3000", "3000");
+    assert_round_trip::<PortMapping>("8080:3000", "8080:3000");
+    assert_refuses::<PortMapping>(&["", "0", "1:0", "65536", "a:1", "1:2:3", "+1"]);
+    assert_round_trip::<Endpoint>("GET /**", "GET /**");
+    assert_round_trip::<Endpoint>("/a/*", "/a/*");
+    assert_refuses::<Endpoint>(&["", "GET", "get /x", "GET x", "G(T /x"]);
+    assert_round_trip::<RegexPattern>("^/a$", "^/a$");
+    assert_refuses::<RegexPattern>(&["(", "a{100000}{100000}", "(?=x)"]);
+    assert_accepts::<MethodName>(&["GET", "PROPFIND"]);
+    assert_refuses::<MethodName>(&["", "get", "G T"]);
 }

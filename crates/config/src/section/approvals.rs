@@ -15,7 +15,7 @@ pub struct ApprovalsSection {
     /// Whether an operator is present to approve requests.
     pub mode: ApprovalMode,
     /// How long a request waits for the operator's answer before it is refused.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub hold: Duration,
     /// A URL to which each approval request is posted. Such URLs carry tokens, so the value is

@@ -12,14 +12,14 @@ use crate::leaf::{self, Text};
 #[serde(default, deny_unknown_fields)]
 pub struct AuditSection {
     /// A file to which every record is also appended, as one line of JSON.
-    #[serde(with = "leaf::maybe")]
+    #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub jsonl: Option<PathBuf>,
     /// What happens to requests while records cannot be written fast enough: `block` makes them
     /// wait, `drop` loses and counts records.
     pub on_full: OnFullSetting,
     /// Maximum size of the audit log; beyond it the oldest segments are deleted.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<u64>")]
     pub max_bytes: u64,
 }

@@ -23,7 +23,7 @@ pub struct CredentialsSection {
     /// placeholder nor a token that the host gave the sandbox.
     pub foreign: ForeignCredentialAction,
     /// How long the output of a `command:` source is used before the command runs again.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub command_lifetime: Duration,
     /// Additional rows. A row with the name of a built-in row replaces it.
@@ -80,7 +80,7 @@ pub struct CredentialRow {
     #[schemars(with = "Text<Slug>")]
     pub name: String,
     /// The only host that receives the credential.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Host>")]
     pub host: Host,
     /// The request header that carries the credential.
@@ -88,11 +88,11 @@ pub struct CredentialRow {
     #[schemars(with = "Text<HeaderName>")]
     pub header: String,
     /// Format of the header's value: `Bearer`, `Basic:USER` or `raw`.
-    #[serde(default = "bearer", with = "leaf::one")]
+    #[serde(default = "bearer", with = "leaf::scalar")]
     #[schemars(with = "Text<AuthScheme>")]
     pub scheme: AuthScheme,
     /// Where the value is read from: `env:NAME`, `file:PATH` or `command:LINE`.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<SecretSource>")]
     pub source: SecretSource,
     /// Endpoints that the credential may be used for, each `METHOD /path`; all if empty.
@@ -101,7 +101,7 @@ pub struct CredentialRow {
     pub paths: Vec<leaf::Endpoint>,
     /// Further headers to send with the credential. Their values are treated as secrets.
     #[serde(default)]
-    #[schemars(with = "leaf::Keyed<HeaderName, Secret>")]
+    #[schemars(with = "leaf::KeyedMap<HeaderName, Secret>")]
     pub extra_headers: BTreeMap<String, Secret>,
     /// Field of a JSON or form body in which a client may send the credential.
     #[serde(default)]
@@ -138,7 +138,7 @@ pub struct GithubApp {
     /// ID of the installation.
     pub installation_id: u64,
     /// Where the App's private key (PEM) is read from: `env:NAME`, `file:PATH` or `command:LINE`.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<SecretSource>")]
     pub key: SecretSource,
 }
@@ -162,7 +162,7 @@ pub struct OauthFiles {
 #[serde(deny_unknown_fields)]
 pub struct OauthFile {
     /// Path of the file; `~/` is the operator's home directory.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<PathBuf>")]
     pub file: PathBuf,
 }

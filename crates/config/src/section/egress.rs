@@ -12,7 +12,7 @@ use policy::host::{Authority, Host, HostPattern};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::leaf::{self, Cidr, DnsType, DnsUpstream, Keyed, Leaf, MethodName, Name, Slug, Text};
+use crate::leaf::{self, Cidr, DnsType, DnsUpstream, KeyedMap, Leaf, MethodName, Name, Slug, Text};
 use crate::section::scan::ScanAction;
 
 /// Which hosts sandboxes may reach, and how.
@@ -31,13 +31,13 @@ pub struct EgressSection {
     /// What happens to requests to hosts that no rule names.
     pub unknown: UnknownHostAction,
     /// A file with further domains, `{version: 1, domains: [...]}`; relative to this file.
-    #[serde(with = "leaf::maybe")]
+    #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub allowlist: Option<PathBuf>,
     /// Hosts that may be reached: a name, or a rule.
     pub domains: Vec<DomainRule>,
     /// A file with limits and blocked API calls (policy.yaml); relative to this file.
-    #[serde(with = "leaf::maybe")]
+    #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub policy: Option<PathBuf>,
     /// The built-in rules for the GitHub API.
@@ -49,7 +49,7 @@ pub struct EgressSection {
     pub passthrough: Vec<HostPattern>,
     /// Fixed addresses: a host, or host:port, and the address to connect to instead of resolving
     /// the name. The address is then allowed, even if it is private.
-    #[schemars(with = "Keyed<Authority, Text<SocketAddr>>")]
+    #[schemars(with = "KeyedMap<Authority, Text<SocketAddr>>")]
     pub resolve: FixedAddresses,
     /// Private addresses that the named hosts may resolve to.
     pub allow_private: Vec<PrivateAddressException>,
@@ -119,7 +119,7 @@ pub struct DomainRule {
 #[serde(untagged)]
 enum DomainForm {
     Host(
-        #[serde(with = "leaf::one")]
+        #[serde(with = "leaf::scalar")]
         #[schemars(with = "Text<HostPattern>")]
         HostPattern,
     ),
@@ -131,7 +131,7 @@ enum DomainForm {
 #[serde(deny_unknown_fields)]
 struct DomainTable {
     /// A name, `*.` and a name for every host below it, or an IP address.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<HostPattern>")]
     host: HostPattern,
     /// Ports; 80 and 443 if not set. New sandboxes intercept them.
@@ -177,7 +177,7 @@ pub struct DenyRule {
 
 impl DomainRule {
     /// A rule that allows everything on `host`.
-    pub fn of(host: HostPattern) -> Self {
+    pub fn allow_all(host: HostPattern) -> Self {
         Self {
             host,
             ports: Vec::new(),
@@ -193,7 +193,7 @@ impl DomainRule {
 impl From<DomainForm> for DomainRule {
     fn from(form: DomainForm) -> Self {
         match form {
-            DomainForm::Host(host) => Self::of(host),
+            DomainForm::Host(host) => Self::allow_all(host),
             DomainForm::Rule(table) => Self {
                 host: table.host,
                 ports: table.ports,
@@ -209,7 +209,7 @@ impl From<DomainForm> for DomainRule {
 
 impl From<DomainRule> for DomainForm {
     fn from(rule: DomainRule) -> Self {
-        if rule == DomainRule::of(rule.host.clone()) {
+        if rule == DomainRule::allow_all(rule.host.clone()) {
             return DomainForm::Host(rule.host);
         }
         DomainForm::Rule(Box::new(DomainTable {
@@ -281,11 +281,11 @@ impl<'de> Deserialize<'de> for FixedAddresses {
 #[serde(deny_unknown_fields)]
 pub struct PrivateAddressException {
     /// The host.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<HostPattern>")]
     pub host: HostPattern,
     /// The private addresses that the host may resolve to.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Cidr>")]
     pub cidr: Cidr,
 }
@@ -295,19 +295,19 @@ pub struct PrivateAddressException {
 #[serde(default, deny_unknown_fields)]
 pub struct EgressTimeouts {
     /// Connecting to the upstream, including the TLS handshake.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub connect: Duration,
     /// Receiving the client's request head.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub header: Duration,
     /// Receiving the first byte of the upstream's response.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub response: Duration,
     /// No data in either direction.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub idle: Duration,
 }
@@ -340,7 +340,7 @@ pub struct DnsSettings {
     pub upstreams: Vec<DnsUpstream>,
     /// The file from which the resolvers of `system` are read. A change of the file takes effect
     /// without a restart.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<PathBuf>")]
     pub resolv_conf: PathBuf,
     /// Sustained queries per second of one sandbox. Queries beyond it are dropped over UDP and
@@ -371,7 +371,7 @@ impl Default for DnsSettings {
 
 impl DnsSettings {
     /// The rate limit of one sandbox's queries.
-    pub fn pace(&self) -> Rate {
+    pub fn rate_limit(&self) -> Rate {
         // Rounded up, so that the rate is never exceeded.
         let nanos = 1_000_000_000_u64.div_ceil(self.rate.get().into());
         let twice = || self.rate.saturating_add(self.rate.get());

@@ -72,7 +72,7 @@ pub struct MirrorSettings {
     #[schemars(with = "Text<GitUrl>")]
     pub upstream: String,
     /// SSH key: `file:PATH`, `env:NAME` or `command:LINE`.
-    #[serde(default, with = "leaf::maybe")]
+    #[serde(default, with = "leaf::optional")]
     #[schemars(with = "Option<Text<SecretSource>>")]
     pub identity: Option<SecretSource>,
     /// The host's public key, as in known_hosts without the host name. Required with SSH.
@@ -115,9 +115,10 @@ impl MirrorSettings {
         GitUrl::is_ssh(&self.upstream)
     }
 
-    /// The equivalent URLs of the upstream. The user name may be left out, since the gate decides
-    /// which identity it uses there; so may a trailing `.git`.
-    pub fn spellings(&self) -> Vec<String> {
+    /// Every URL that means the same upstream: with and without the user name, which the gate
+    /// ignores because it uses its own identity, and in both notations of SSH. A trailing `.git` is
+    /// left out.
+    pub fn equivalent_urls(&self) -> Vec<String> {
         let mut all = BTreeSet::from([self.upstream.clone()]);
         if let Some(address) = self.address()
             && address.transport == MirrorTransport::Ssh
@@ -127,13 +128,13 @@ impl MirrorSettings {
             } = &address;
             let path = address.path.trim_start_matches('/');
             let path = path.strip_suffix(".git").unwrap_or(path);
-            let named = user.map(|user| format!("{user}@"));
-            for who in named.iter().map(String::as_str).chain([""]) {
-                all.insert(format!("ssh://{who}{host}:{port}/{path}"));
+            let with_user = user.map(|user| format!("{user}@"));
+            for prefix in with_user.iter().map(String::as_str).chain([""]) {
+                all.insert(format!("ssh://{prefix}{host}:{port}/{path}"));
                 if *port == 22 {
-                    all.insert(format!("ssh://{who}{host}/{path}"));
-                    all.insert(format!("{who}{host}:{path}"));
-                    all.insert(format!("{who}{host}:/{path}"));
+                    all.insert(format!("ssh://{prefix}{host}/{path}"));
+                    all.insert(format!("{prefix}{host}:{path}"));
+                    all.insert(format!("{prefix}{host}:/{path}"));
                 }
             }
         }

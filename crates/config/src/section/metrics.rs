@@ -76,14 +76,14 @@ mod tests {
 
     #[test]
     fn jaeger_thrift_port_is_replaced_by_the_otlp_port() {
-        for (given, used) in [
+        for (input, used) in [
             ("http://jaeger:14268/api/traces", "http://jaeger:4318"),
             ("http://localhost:4318", "http://localhost:4318"),
             ("http://h:142689/x", "http://h:142689/x"),
         ] {
             let tracing = TracingSettings {
                 enabled: true,
-                endpoint: given.to_owned(),
+                endpoint: input.to_owned(),
             };
             assert_eq!(tracing.otlp_endpoint(), used);
         }

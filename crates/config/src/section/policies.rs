@@ -25,7 +25,7 @@ pub const ENTRYPOINTS: [&str; 4] = [REQUESTS, PUSHES, TOOL_CALLS, ELICITATIONS];
 #[serde(default, deny_unknown_fields)]
 pub struct PoliciesSection {
     /// Maximum duration of one evaluation; a longer one fails, and refuses unless `fail_open` is set.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub timeout: Duration,
     /// Allow a request if a bundle cannot be evaluated. The health report then shows it.
@@ -60,7 +60,7 @@ pub struct BundleSettings {
     #[schemars(with = "Text<Name>")]
     pub id: String,
     /// Directory of `.rego` and data files, or a `.tar.gz` archive; relative to this file.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<PathBuf>")]
     pub path: PathBuf,
     /// What the bundle decides: a path into `data` such as `mcp/authz`, `http/authz` or `git/push`.

@@ -25,7 +25,7 @@ pub struct SandboxSection {
     #[schemars(with = "Vec<Text<PathBuf>>")]
     pub host_paths: Vec<PathBuf>,
     /// Directory to use as root file system instead of the host's.
-    #[serde(with = "leaf::maybe")]
+    #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub rootfs: Option<PathBuf>,
     /// Image of Docker sandboxes.
@@ -35,7 +35,7 @@ pub struct SandboxSection {
     /// its arguments. If the command fails, the sandbox is not created.
     pub setup_command: Option<SetupCommand>,
     /// Maximum duration of the set-up command.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub setup_timeout: Duration,
     /// Resource limits of one sandbox.
@@ -114,7 +114,7 @@ impl Backend {
 #[serde(default, deny_unknown_fields)]
 pub struct LimitSettings {
     /// Maximum memory.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<u64>")]
     pub memory: u64,
     /// Maximum number of processes and threads.
@@ -125,7 +125,7 @@ pub struct LimitSettings {
     #[schemars(range(min = 0.01))]
     pub cpus: Option<f64>,
     /// Maximum disk usage.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<u64>")]
     pub disk: u64,
 }
@@ -147,20 +147,20 @@ impl Default for LimitSettings {
 #[serde(default, deny_unknown_fields)]
 pub struct SnapshotLimits {
     /// Maximum size of one file; at most 1GiB. Larger files stay in the workspace and are reported.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<u64>")]
     pub file: u64,
     /// Maximum size of all changed files of one snapshot together, and of all new commits; at most
     /// 4GiB.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<u64>")]
     pub total: u64,
 }
 
 impl SnapshotLimits {
-    /// The worker process reads each file into memory, and has two minutes of CPU time for all
-    /// files.
+    /// Maximum of `file`: the worker process reads each file into memory.
     pub(crate) const MAX_FILE: u64 = 1 << 30;
+    /// Maximum of `total`: the worker process has two minutes of CPU time for all files.
     pub(crate) const MAX_TOTAL: u64 = 4 << 30;
 }
 
@@ -198,19 +198,19 @@ impl RemoteContainers {
     pub fn all(&self) -> &[RemoteContainer] {
         match self {
             Self::Many(list) => list,
-            Self::One(one) => std::slice::from_ref(one),
+            Self::One(container) => std::slice::from_ref(container),
         }
     }
 
     /// The container called `name`.
-    pub fn named(&self, name: &str) -> Option<&RemoteContainer> {
+    pub fn find(&self, name: &str) -> Option<&RemoteContainer> {
         self.all().iter().find(|container| container.name == name)
     }
 
     pub(crate) fn all_mut(&mut self) -> &mut [RemoteContainer] {
         match self {
             Self::Many(list) => list,
-            Self::One(one) => std::slice::from_mut(one),
+            Self::One(container) => std::slice::from_mut(container),
         }
     }
 
@@ -236,7 +236,7 @@ pub struct RemoteContainer {
     #[schemars(with = "Text<SandboxName>")]
     pub name: String,
     /// Unix socket of the container's workbench.
-    #[serde(with = "leaf::maybe")]
+    #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub socket_path: Option<PathBuf>,
     /// TCP address of the container's workbench.
@@ -265,7 +265,7 @@ impl Default for RemoteContainer {
 #[serde(deny_unknown_fields)]
 pub struct RemoteTcp {
     /// Host name or IP address of the workbench.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Host>")]
     pub host: Host,
     /// Port of the workbench.

@@ -40,7 +40,7 @@ impl Default for ScanSection {
 #[serde(default, deny_unknown_fields)]
 pub struct ScanBudget {
     /// Maximum number of bytes after decoding.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<u64>")]
     pub bytes: u64,
     /// Maximum depth of nested encodings.

@@ -14,27 +14,27 @@ use crate::secret::Secret;
 #[serde(default, deny_unknown_fields)]
 pub struct ServerSection {
     /// Listen address of the interceptor hooks. `:8090` means every address.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<SocketAddr>")]
     pub interceptor_addr: SocketAddr,
     /// Listen address for MCP clients; may be the same as `interceptor_addr`.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<SocketAddr>")]
     pub mcp_server_addr: SocketAddr,
     /// One listen address for both, instead of `interceptor_addr` and `mcp_server_addr`.
-    #[serde(with = "leaf::maybe")]
+    #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<SocketAddr>>")]
     pub single_port: Option<SocketAddr>,
     /// How long the gate may take to stop. Requests in flight and tools get four fifths of this
     /// time to end; the rest is for the audit log.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub shutdown_timeout: Duration,
     /// Token that clients must present, as a Bearer token or as the password of Basic
     /// authentication. Required if an address is not a loopback address.
     pub auth_token: Option<Secret>,
     /// How long an MCP session may have no connection before its server process is stopped.
-    #[serde(with = "leaf::one")]
+    #[serde(with = "leaf::scalar")]
     #[schemars(with = "Text<Duration>")]
     pub session_idle: Duration,
     /// Refuse clients that do not send an agent ID.

@@ -20,7 +20,7 @@ pub struct BridgedServer {
     #[schemars(length(min = 1))]
     pub command: Vec<String>,
     /// Working directory of the process; relative to this file.
-    #[serde(default, with = "leaf::maybe")]
+    #[serde(default, with = "leaf::optional")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub work_dir: Option<PathBuf>,
     /// Environment variables, each `NAME=value`.
@@ -37,7 +37,7 @@ pub struct BridgedServer {
     #[serde(default)]
     pub shared: bool,
     /// Names of tools that may be used; `*` matches any text.
-    #[serde(default = "everything")]
+    #[serde(default = "any_name")]
     #[schemars(with = "Vec<Text<Name>>")]
     pub allow: Vec<String>,
     /// Names of tools that may not be used, even if `allow` matches them.
@@ -67,7 +67,7 @@ pub struct ToolAccess {
     #[schemars(with = "Vec<Text<Name>>")]
     pub sandboxes: Vec<String>,
     /// Names of tools that may be used; `*` matches any text.
-    #[serde(default = "everything")]
+    #[serde(default = "any_name")]
     #[schemars(with = "Vec<Text<Name>>")]
     pub allow: Vec<String>,
     /// Names of tools that may not be used, even if `allow` matches them.
@@ -78,19 +78,19 @@ pub struct ToolAccess {
 
 impl BridgedServer {
     /// The rules for which caller may use which tool of this server.
-    pub fn toolbox(&self) -> ToolRules {
+    pub fn tool_rules(&self) -> ToolRules {
         let wildcards = |list: &[String]| list.iter().map(|text| Wildcard::new(text)).collect();
-        let narrower = self.access.iter().map(|access| CallerToolRules {
+        let per_caller = self.access.iter().map(|access| CallerToolRules {
             agents: wildcards(&access.agents),
             sandboxes: wildcards(&access.sandboxes),
             names: ToolNameRules::new(&access.allow, &access.deny),
         });
         let names = ToolNameRules::new(&self.allow, &self.deny);
-        ToolRules::new(&self.name, names, narrower.collect())
+        ToolRules::new(&self.name, names, per_caller.collect())
     }
 }
 
-fn everything() -> Vec<String> {
+fn any_name() -> Vec<String> {
     vec!["*".to_owned()]
 }
 
@@ -105,7 +105,7 @@ pub struct ToolRuntime {
     #[schemars(with = "Option<Text<Name>>")]
     pub template: Option<String>,
     /// Maximum duration of one call.
-    #[serde(with = "leaf::maybe")]
+    #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<Duration>>")]
     pub timeout: Option<Duration>,
 }

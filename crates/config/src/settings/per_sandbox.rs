@@ -17,13 +17,14 @@ pub const MAX_CAPTURED_PORTS: usize = 28;
 /// The gate's own ports in every sandbox: the proxy, git and DNS.
 pub const GATE_PORTS: [u16; 3] = [8080, 9418, 53];
 
+/// The ports that a sandbox intercepts, without the gate's own ports.
 pub(crate) fn captured_ports<'a>(
     transparent: &[u16],
     rules: impl Iterator<Item = &'a DomainRule>,
 ) -> BTreeSet<u16> {
-    let named = rules.flat_map(|rule| &rule.ports).chain(transparent);
-    let named = named.copied();
-    named.filter(|port| !GATE_PORTS.contains(port)).collect()
+    let ports = rules.flat_map(|rule| &rule.ports).chain(transparent);
+    let ports = ports.copied();
+    ports.filter(|port| !GATE_PORTS.contains(port)).collect()
 }
 
 impl Settings {
@@ -32,12 +33,12 @@ impl Settings {
     /// allowed. An operator's `deny` applies to every host it names, as it does for grants, and
     /// nothing is added below a name that the operator denies completely.
     #[must_use]
-    pub fn allowing(&self, added: &[DomainRule]) -> Self {
+    pub fn with_added_rules(&self, added: &[DomainRule]) -> Self {
         let own: Vec<HostRule> = self.domains.iter().map(|d| host_rule(&d.rule)).collect();
         let mut rules = own.clone();
-        for wish in added.iter().map(host_rule) {
+        for added_rule in added.iter().map(host_rule) {
             let covering = || {
-                let covers = |rule: &&HostRule| rule.pattern.covers(&wish.pattern);
+                let covers = |rule: &&HostRule| rule.pattern.covers(&added_rule.pattern);
                 own.iter().filter(covers)
             };
             if covering().any(HostRule::denies_everything) {
@@ -45,16 +46,16 @@ impl Settings {
             }
             let nearest = covering().map(|rule| &rule.pattern);
             let nearest = nearest.max_by_key(|pattern| match pattern {
-                HostPattern::Below(suffix) => suffix.as_str().len(),
+                HostPattern::Wildcard(suffix) => suffix.as_str().len(),
                 HostPattern::Exact(_) | HostPattern::Ip(_) => usize::MAX,
             });
             let same = covering().filter(|rule| Some(&rule.pattern) == nearest);
-            let moved = same.filter(|rule| rule.pattern != wish.pattern);
+            let moved = same.filter(|rule| rule.pattern != added_rule.pattern);
             rules.extend(moved.map(|rule| HostRule {
-                pattern: wish.pattern.clone(),
+                pattern: added_rule.pattern.clone(),
                 ..rule.clone()
             }));
-            rules.push(wish);
+            rules.push(added_rule);
         }
         let mut settings = self.clone();
         settings.compiled.allowlist = Allowlist::new(rules);
@@ -104,7 +105,7 @@ mod tests {
 
     // Issue 14, number 14.
     #[test]
-    fn added_rules_widen_and_never_lift_a_deny() {
+    fn added_rules_allow_more_and_never_override_a_deny() {
         let operator = settings(
             "[a.example, '*.wide.example', {host: '*.get.example', methods: [GET]}, \
              {host: '*.no.example', deny: [{}]}, \
@@ -115,7 +116,7 @@ mod tests {
              {host: x.no.example, ports: [8443]}, some.example]",
         );
         let added: Vec<DomainRule> = added.domains.into_iter().map(|d| d.rule).collect();
-        let own = operator.allowing(&added);
+        let own = operator.with_added_rules(&added);
         for (method, host, port, before, after) in [
             ("GET", "a.example", 443, true, true),
             ("GET", "b.example", 443, false, true),

@@ -16,32 +16,35 @@ pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Position, String)> {
             (std::str::from_utf8(valid).unwrap_or_default(), false)
         }
     };
-    let mut place = Position { line: 1, column: 1 };
+    let mut position = Position { line: 1, column: 1 };
     for c in valid.chars() {
         match c {
             '\n' => {
-                place.line += 1;
-                place.column = 1;
+                position.line += 1;
+                position.column = 1;
                 continue;
             }
             '\t' | '\r' | '\u{85}' => {}
             c if c.is_control() || matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}') => {
                 let code = u32::from(c);
-                return Err((place, format!("the character U+{code:04X} is not allowed")));
+                return Err((
+                    position,
+                    format!("the character U+{code:04X} is not allowed"),
+                ));
             }
             _ => {}
         }
-        place.column += 1;
+        position.column += 1;
     }
     if whole {
         Ok(valid)
     } else {
-        Err((place, "not UTF-8 text".to_owned()))
+        Err((position, "not UTF-8 text".to_owned()))
     }
 }
 
 /// Resolves a plain scalar by the core schema: null, true, 80, 0x50, 1.5 or text. None for numbers
-/// that JSON lacks.
+/// that JSON cannot represent.
 pub(super) fn resolve(text: &str) -> Option<Content> {
     Some(match text {
         "" | "~" | "null" | "Null" | "NULL" => Content::Null,
@@ -74,7 +77,7 @@ fn number(text: &str) -> Numeral {
     if let Some(value) = radix("0x", 16).or_else(|| radix("0o", 8)) {
         return Numeral::Number(value.into());
     }
-    let shaped = unsigned
+    let looks_numeric = unsigned
         .bytes()
         .next()
         .is_some_and(|b| b.is_ascii_digit() || b == b'.')
@@ -82,18 +85,18 @@ fn number(text: &str) -> Numeral {
         && unsigned
             .bytes()
             .all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'+' | b'-'));
-    if !shaped {
+    if !looks_numeric {
         return Numeral::Text;
     }
-    let bare = text.strip_prefix('+').unwrap_or(text);
-    if let Ok(value) = bare.parse::<i64>() {
+    let digits = text.strip_prefix('+').unwrap_or(text);
+    if let Ok(value) = digits.parse::<i64>() {
         return Numeral::Number(value.into());
     }
-    if let Ok(value) = bare.parse::<u64>() {
+    if let Ok(value) = digits.parse::<u64>() {
         return Numeral::Number(value.into());
     }
-    match bare.parse::<f64>() {
-        Ok(value) => whole(value)
+    match digits.parse::<f64>() {
+        Ok(value) => as_integer(value)
             .map(Number::from)
             .or_else(|| Number::from_f64(value))
             .map_or(Numeral::NotFinite, Numeral::Number),
@@ -106,7 +109,8 @@ fn number(text: &str) -> Numeral {
     clippy::cast_possible_truncation,
     reason = "only whole values that a double holds exactly get there"
 )]
-fn whole(value: f64) -> Option<i64> {
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    (value.fract() == 0.0 && value.abs() < EXACT).then_some(value as i64)
+fn as_integer(value: f64) -> Option<i64> {
+    // 2^53: a double represents every whole number below it exactly.
+    const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+    (value.fract() == 0.0 && value.abs() < MAX_EXACT).then_some(value as i64)
 }

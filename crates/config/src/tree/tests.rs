@@ -13,7 +13,7 @@ fn parse(yaml: &str) -> Result<Tree, String> {
     }
 }
 
-fn refused(yaml: &str, expected: &str) {
+fn assert_refused(yaml: &str, expected: &str) {
     assert_eq!(parse(yaml).unwrap_err(), expected, "{yaml}");
 }
 
@@ -81,27 +81,27 @@ fn alias_has_the_value_of_its_anchor() {
 
 #[test]
 fn input_on_which_yaml_parsers_differ_is_refused() {
-    refused(
+    assert_refused(
         "a: 1\nb: 2\na: 3\n",
         "f:3:1: the key 'a' is already on line 1",
     );
-    refused("1: x\n", "f:1:1: a key must be text; put it in quotes");
-    refused(
+    assert_refused("1: x\n", "f:1:1: a key must be text; put it in quotes");
+    assert_refused(
         "? [a]\n: x\n",
         "f:1:3: a key must be text; put it in quotes",
     );
-    refused(
+    assert_refused(
         "a: 1\n---\nb: 2\n",
-        "f:2:1: a second document begins here; one file holds one document",
+        "f:2:1: a second document begins here; a file must contain one document",
     );
-    refused("a: !thing x\n", "f:1:4: the tag '!thing' is not supported");
-    refused(
+    assert_refused("a: !thing x\n", "f:1:4: the tag '!thing' is not supported");
+    assert_refused(
         "a: !!binary x\n",
         "f:1:4: the tag '!!binary' is not supported",
     );
-    refused("a: !!int x\n", "f:1:4: this text does not match its tag");
-    refused("a: .inf\n", "f:1:4: '.inf' is not a supported number");
-    refused("a: &x [*x]\n", "f:1:8: this alias is inside its own anchor");
+    assert_refused("a: !!int x\n", "f:1:4: this text does not match its tag");
+    assert_refused("a: .inf\n", "f:1:4: '.inf' is not a supported number");
+    assert_refused("a: &x [*x]\n", "f:1:8: this alias is inside its own anchor");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn syntax_errors_are_reported_with_their_position() {
             .unwrap_err()
             .ends_with("put quotes around ${…}")
     );
-    refused("a: x\0y: z\n", "f:1:5: the character U+0000 is not allowed");
+    assert_refused("a: x\0y: z\n", "f:1:5: the character U+0000 is not allowed");
     let mut problems = Vec::new();
     assert!(Tree::parse(Path::new("f"), b"a: 1\nb: \xff\n", &mut problems).is_none());
     assert_eq!(problems[0].to_string(), "f:2:4: not UTF-8 text");
@@ -131,7 +131,7 @@ fn syntax_errors_are_reported_with_their_position() {
 #[test]
 fn files_beyond_depth_or_size_limits_are_refused() {
     let deep = format!("a: {}{}", "[".repeat(70), "]".repeat(70));
-    refused(&deep, "f:1:68: nested deeper than 64 levels");
+    assert_refused(&deep, "f:1:68: nested deeper than 64 levels");
     let very_deep = "[".repeat(200_000);
     assert!(parse(&very_deep).is_err());
 

@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use jsonschema::JsonType;
 use serde_json::Value;
 
-use super::{Fault, Kind};
+use super::{Fault, FaultKind};
 use crate::problem::{Problem, closest, quote};
 use crate::schema::{FileSchema, SchemaNode};
 use crate::tree::{Content, Tree, dotted, join};
 
 impl Fault {
     /// The problem with its position. None if it was already reported.
-    pub(super) fn describe(&self, shape: &FileSchema, tree: &Tree) -> Option<Problem> {
-        let place = shape.at(&self.pointer);
+    pub(super) fn describe(&self, file_schema: &FileSchema, tree: &Tree) -> Option<Problem> {
+        let schema_node = file_schema.node_at(&self.pointer);
         let variable = tree
             .get(&self.pointer)
             .and_then(|node| node.variable.as_deref());
@@ -23,30 +23,30 @@ impl Fault {
                 "" => "the file".to_owned(),
                 pointer => dotted(pointer),
             },
-            hidden: variable.is_some() || place.is_secret(),
-            place,
+            is_hidden: variable.is_some() || schema_node.is_secret(),
+            schema_node,
         };
         let (message, hint) = match &self.kind {
-            Kind::UnknownKey(key) => {
+            FaultKind::UnknownKey(key) => {
                 let at = tree.key_position(&self.pointer, key);
-                let (message, hint) = writer.unknown_key(key, shape);
+                let (message, hint) = writer.unknown_key(key, file_schema);
                 let mut problem = tree.problem(&self.pointer, message);
                 (problem.line, problem.column) = (at.line, at.column);
                 problem.pointer = join(&self.pointer, key);
                 problem.hint = hint;
                 return Some(problem);
             }
-            Kind::BadKey { key, format } => {
+            FaultKind::BadKey { key, format } => {
                 let at = tree.key_position(&self.pointer, key);
                 let mut problem =
                     tree.problem(&self.pointer, writer.bad_key(key, format.as_deref()));
                 (problem.line, problem.column) = (at.line, at.column);
-                if !names_a_user(key) {
+                if !may_contain_user(key) {
                     problem.pointer = join(&self.pointer, key);
                 }
                 return Some(problem);
             }
-            Kind::Missing(key) => {
+            FaultKind::Missing(key) => {
                 let pointer = join(&self.pointer, key);
                 match tree.get(&pointer).map(|node| &node.content) {
                     Some(Content::Faulty) => return None,
@@ -54,24 +54,34 @@ impl Fault {
                         let message = format!("{} needs a value", dotted(&pointer));
                         return Some(tree.problem(&pointer, message));
                     }
-                    _ => writer.missing(key),
+                    _ => writer.missing_key(key),
                 }
             }
-            Kind::Type(types) => writer.mistyped(types),
-            Kind::Word(words) => writer.not_a_word(words),
-            Kind::Format(format) => (writer.malformed(format), None),
-            Kind::Least(limit) => (writer.bounded(&format!("at least {limit}")), None),
-            Kind::Above(limit) => (writer.bounded(&format!("more than {limit}")), None),
-            Kind::Most(limit) => (writer.bounded(&format!("at most {limit}")), None),
-            Kind::Below(limit) => (writer.bounded(&format!("less than {limit}")), None),
-            Kind::TooFew(1) => (format!("{} must not be empty", writer.name), None),
-            Kind::TooFew(limit) => (
+            FaultKind::Type(types) => writer.wrong_type(types),
+            FaultKind::NotInEnum(words) => writer.not_in_enum(words),
+            FaultKind::Format(format) => (writer.wrong_format(format), None),
+            FaultKind::BelowMinimum(limit) => {
+                (writer.out_of_bounds(&format!("at least {limit}")), None)
+            }
+            FaultKind::NotAboveMinimum(limit) => {
+                (writer.out_of_bounds(&format!("more than {limit}")), None)
+            }
+            FaultKind::AboveMaximum(limit) => {
+                (writer.out_of_bounds(&format!("at most {limit}")), None)
+            }
+            FaultKind::NotBelowMaximum(limit) => {
+                (writer.out_of_bounds(&format!("less than {limit}")), None)
+            }
+            FaultKind::TooFew(1) => (format!("{} must not be empty", writer.name), None),
+            FaultKind::TooFew(limit) => (
                 format!("{} needs at least {limit} items", writer.name),
                 None,
             ),
-            Kind::TooMany(limit) => (format!("{} has at most {limit} items", writer.name), None),
-            Kind::Repeats => (format!("{} has duplicate items", writer.name), None),
-            Kind::Other => (format!("{} is not valid", writer.name), None),
+            FaultKind::TooMany(limit) => {
+                (format!("{} has at most {limit} items", writer.name), None)
+            }
+            FaultKind::DuplicateItems => (format!("{} has duplicate items", writer.name), None),
+            FaultKind::Other => (format!("{} is not valid", writer.name), None),
         };
         let mut problem = tree.problem(&self.pointer, message);
         problem.hint = match variable {
@@ -82,23 +92,23 @@ impl Fault {
     }
 }
 
-/// Writes the message of a fault: the fault, the name of its value, and the schema there.
+/// Writes the message of a fault.
 struct MessageWriter<'a> {
     fault: &'a Fault,
     name: String,
-    hidden: bool,
-    place: SchemaNode<'a>,
+    is_hidden: bool,
+    schema_node: SchemaNode<'a>,
 }
 
 impl MessageWriter<'_> {
-    fn unknown_key(&self, key: &str, shape: &FileSchema) -> (String, Option<String>) {
-        let known: Vec<&str> = self.place.keys().collect();
+    fn unknown_key(&self, key: &str, file_schema: &FileSchema) -> (String, Option<String>) {
+        let known: Vec<&str> = self.schema_node.keys().collect();
         let moved = match self.fault.pointer.as_str() {
-            "" => shape.moved(key),
+            "" => file_schema.replacement_key(key),
             _ => None,
         };
         let hint = moved
-            .map(|place| format!("write {place} instead"))
+            .map(|new_key| format!("write {new_key} instead"))
             .or_else(|| {
                 let word = closest(key, known.iter().copied())?;
                 Some(format!("did you mean '{word}'?"))
@@ -113,9 +123,9 @@ impl MessageWriter<'_> {
     }
 
     fn bad_key(&self, key: &str, format: Option<&str>) -> String {
-        let row = format.and_then(crate::leaf::format);
-        let what = row.map_or("something else", |row| row.what);
-        if names_a_user(key) {
+        let row = format.and_then(crate::leaf::find_format);
+        let what = row.map_or("something else", |row| row.description);
+        if may_contain_user(key) {
             let name = &self.name;
             return format!("a key in {name} must be {what}, without user and password");
         }
@@ -130,7 +140,7 @@ impl MessageWriter<'_> {
         )
     }
 
-    fn missing(&self, key: &str) -> (String, Option<String>) {
+    fn missing_key(&self, key: &str) -> (String, Option<String>) {
         let message = match self.fault.pointer.as_str() {
             "" => format!("the key '{key}' is missing"),
             _ => format!("the key '{key}' is missing in {}", self.name),
@@ -140,9 +150,9 @@ impl MessageWriter<'_> {
         (message, hint)
     }
 
-    fn mistyped(&self, types: &[JsonType]) -> (String, Option<String>) {
-        let wanted = match self.place.format() {
-            Some(row) => row.what.to_owned(),
+    fn wrong_type(&self, types: &[JsonType]) -> (String, Option<String>) {
+        let wanted = match self.schema_node.format() {
+            Some(row) => row.description.to_owned(),
             None => {
                 let words: BTreeSet<&str> = types.iter().filter_map(|kind| word(*kind)).collect();
                 words.into_iter().collect::<Vec<_>>().join(" or ")
@@ -162,11 +172,15 @@ impl MessageWriter<'_> {
             }
             _ => None,
         };
-        let message = format!("{} must be {wanted}, not {}", self.name, self.found());
+        let message = format!(
+            "{} must be {wanted}, not {}",
+            self.name,
+            self.describe_found()
+        );
         (message, hint.map(str::to_owned))
     }
 
-    fn not_a_word(&self, words: &[Value]) -> (String, Option<String>) {
+    fn not_in_enum(&self, words: &[Value]) -> (String, Option<String>) {
         let text = |value: &Value| match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
@@ -175,7 +189,7 @@ impl MessageWriter<'_> {
         known.dedup();
         let known: Vec<&str> = known.iter().map(String::as_str).collect();
         let hint = match &self.fault.found {
-            Value::String(given) if !self.hidden => closest(given, known.iter().copied()),
+            Value::String(text) if !self.is_hidden => closest(text, known.iter().copied()),
             _ => None,
         };
         (
@@ -183,50 +197,59 @@ impl MessageWriter<'_> {
                 "{} must be {}, not {}",
                 self.name,
                 list(&known),
-                self.found()
+                self.describe_found()
             ),
             hint.map(|word| format!("did you mean '{word}'?")),
         )
     }
 
-    fn malformed(&self, format: &str) -> String {
-        let Some(row) = crate::leaf::format(format) else {
+    fn wrong_format(&self, format: &str) -> String {
+        let Some(row) = crate::leaf::find_format(format) else {
             return format!("{} is not a valid {format}", self.name);
         };
         let text = self.fault.found.as_str().unwrap_or_default();
         let detail = (row.check)(text).err().unwrap_or_default();
-        if self.hidden {
-            format!("{} must be {}", self.name, row.what)
-        } else if row.is_address && names_a_user(text) {
+        if self.is_hidden {
+            format!("{} must be {}", self.name, row.description)
+        } else if row.is_address && may_contain_user(text) {
             format!(
                 "{} must be {}, without user and password",
-                self.name, row.what
+                self.name, row.description
             )
         } else if detail.is_empty() {
-            format!("{} must be {}, not {}", self.name, row.what, quote(text))
+            format!(
+                "{} must be {}, not {}",
+                self.name,
+                row.description,
+                quote(text)
+            )
         } else {
             format!(
                 "{} must be {}, not {}: {detail}",
                 self.name,
-                row.what,
+                row.description,
                 quote(text)
             )
         }
     }
 
-    fn bounded(&self, bound: &str) -> String {
-        format!("{} must be {bound}, not {}", self.name, self.found())
+    fn out_of_bounds(&self, bound: &str) -> String {
+        format!(
+            "{} must be {bound}, not {}",
+            self.name,
+            self.describe_found()
+        )
     }
 
-    fn found(&self) -> String {
-        match (&self.fault.found, self.hidden) {
+    fn describe_found(&self) -> String {
+        match (&self.fault.found, self.is_hidden) {
             (Value::Null, _) => "empty".to_owned(),
             (Value::Bool(_), true) => "a truth value".to_owned(),
             (Value::Bool(value), false) => value.to_string(),
             (Value::Number(_), true) => "a number".to_owned(),
             (Value::Number(number), false) => number.to_string(),
             (Value::String(_), true) => "this text".to_owned(),
-            (Value::String(text), false) if names_a_user(text) => "this text".to_owned(),
+            (Value::String(text), false) if may_contain_user(text) => "this text".to_owned(),
             (Value::String(text), false) => quote(text),
             (Value::Array(_), _) => "a list".to_owned(),
             (Value::Object(_), _) => "a mapping".to_owned(),
@@ -235,7 +258,7 @@ impl MessageWriter<'_> {
 }
 
 /// Whether `text` may be an address with `user:password@`.
-fn names_a_user(text: &str) -> bool {
+fn may_contain_user(text: &str) -> bool {
     text.contains('@')
 }
 
@@ -255,7 +278,7 @@ fn word(kind: JsonType) -> Option<&'static str> {
 fn list(words: &[&str]) -> String {
     match words {
         [] => String::new(),
-        [one] => (*one).to_owned(),
+        [word] => (*word).to_owned(),
         [front @ .., last] => format!("{} or {last}", front.join(", ")),
     }
 }

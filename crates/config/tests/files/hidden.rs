@@ -142,7 +142,7 @@ fn show_names_the_variable_and_not_its_value() {
 }
 
 #[test]
-fn a_reload_still_sees_that_a_variable_changed() {
+fn changed_variable_value_is_in_the_settings_diff() {
     let dir = directory(&[(
         "palisade.yaml",
         "version: '1.0'\nsandbox: {setup_command: 'login ${V}'}\n\
@@ -154,7 +154,7 @@ fn a_reload_still_sees_that_a_variable_changed() {
 }
 
 #[test]
-fn debug_prints_neither_the_bytes_of_a_file_nor_what_they_became() {
+fn debug_output_contains_no_file_content() {
     let dir = directory(&[
         (
             "palisade.yaml",
@@ -189,16 +189,16 @@ fn secret_too_short_for_log_redaction_is_a_warning() {
             "secrets.pin is shorter than 4 bytes, too short to be redacted in logs",
         ]
     );
-    let places: Vec<_> = settings
+    let positions: Vec<_> = settings
         .warnings
         .iter()
         .map(|w| (w.line, w.column))
         .collect();
-    assert_eq!(places, [(2, 22), (3, 16)]);
+    assert_eq!(positions, [(2, 22), (3, 16)]);
 }
 
 #[test]
-fn an_include_that_a_variable_names_is_still_watched() {
+fn include_path_from_a_variable_is_watched() {
     let dir = directory(&[(
         "palisade.yaml",
         "version: '1.0'\negress: {allowlist: '${V}'}\n",

@@ -35,7 +35,7 @@ fn a_file_with_every_key_loads() {
     assert!(settings.warnings.is_empty());
     assert!(settings.serves_mcp());
 
-    // Every key of the schema is in that file, so that each is tested.
+    // tests/data/palisade.yaml sets every key of the schema except these.
     let written: Vec<String> = config::show(&settings)
         .into_iter()
         .filter(|shown| shown.origin == ValueOrigin::Default)
@@ -68,7 +68,7 @@ fn setup_command_is_a_line_for_the_shell_or_a_program() {
             "version: 1\nsandbox:\n  setup_command: {command}\n"
         ));
         let settings = settings.map_err(|problems| problems.to_string());
-        settings.map(|settings| settings.sandbox.setup_command.map(|one| one.argv()))
+        settings.map(|settings| settings.sandbox.setup_command.map(|command| command.argv()))
     };
     let words = |words: &[&str]| Ok(Some(words.iter().map(|&word| word.to_owned()).collect()));
     assert_eq!(argv("make setup"), words(&["/bin/sh", "-c", "make setup"]));
@@ -112,7 +112,7 @@ fn domains_are_merged_in_order_with_their_origin() {
         ("c.example", "grants.yaml:1:11"),
     ];
     assert_eq!(seen, expected.map(|(h, o)| (h.to_owned(), o.to_owned())));
-    // Variables in grants, which agents requested, are not expanded.
+    // Variables in grants.yaml are not expanded, because its rules come from requests of agents.
     assert_eq!(settings.domains[2].rule.paths[0].as_str(), "/${X}");
     for name in ["a.example", "b.example", "c.example"] {
         assert!(settings.allowlist().lookup(&host(name)).is_some(), "{name}");
@@ -187,14 +187,14 @@ fn seed_000_configuration_loads_as_it_is() {
     assert!(
         warning.ends_with(
             "polis-config.yaml:54:16: the environment variable E2B_API_KEY is not set: \
-             secrets.e2b_api_key is empty; set it before a tool needs this secret"
+             secrets.e2b_api_key is empty; set the variable before a tool needs this secret"
         ),
         "{warning}"
     );
     let shown = config::show(&unset);
     let shown = shown
         .iter()
-        .find(|one| one.pointer == "/secrets/e2b_api_key");
+        .find(|value| value.pointer == "/secrets/e2b_api_key");
     assert_eq!(shown.unwrap().value, "[unset]");
 }
 
@@ -203,7 +203,7 @@ fn containers_are_a_list_or_one_mapping() {
     let names = |text: &str| -> Vec<String> {
         let settings = load(&format!("version: 1\nsandbox:\n  remote: {text}\n")).unwrap();
         let containers = settings.sandbox.remote.all().iter();
-        containers.map(|one| one.name.clone()).collect()
+        containers.map(|container| container.name.clone()).collect()
     };
     assert_eq!(names(""), Vec::<String>::new());
     assert_eq!(names("[]"), Vec::<String>::new());
@@ -217,9 +217,9 @@ fn containers_are_a_list_or_one_mapping() {
         "version: 1\nsandbox: {remote: [{name: a, socket_path: run/s, auth: {token: hunter2}}]}\n",
     )]);
     let settings = load_in(dir.path(), &no_env).unwrap();
-    let container = settings.sandbox.remote.named("a").unwrap();
+    let container = settings.sandbox.remote.find("a").unwrap();
     assert_eq!(container.socket_path, Some(dir.path().join("run/s")));
-    assert_eq!(settings.sandbox.remote.named("remote"), None);
+    assert_eq!(settings.sandbox.remote.find("remote"), None);
     let secrets: Vec<String> = settings
         .secret_values()
         .into_iter()
@@ -230,7 +230,7 @@ fn containers_are_a_list_or_one_mapping() {
 }
 
 #[test]
-fn with_a_token_every_address_is_open() {
+fn token_allows_listening_on_every_address() {
     let settings =
         load("version: '1.0'\nserver: {interceptor_addr: ':0', auth_token: token}\n").unwrap();
     assert!(settings.server.interceptor().ip().is_unspecified());
@@ -363,7 +363,7 @@ fn sources_are_read_once_and_fingerprinted_whole() {
     let names = ["palisade.yaml", "a.yaml", "grants.yaml"];
     assert_eq!(first.paths(), names.map(|name| dir.path().join(name)));
 
-    // Built from the bytes that were compared, not from the current file.
+    // The settings are built from the bytes that were read, not from the changed file.
     std::fs::write(dir.path().join("a.yaml"), "domains: [b.example]\n").unwrap();
     let settings = first.settings(&no_env).unwrap();
     assert_eq!(settings.domains[0].rule.host.to_string(), "a.example");
@@ -403,29 +403,32 @@ fn referenced_files_are_part_of_the_fingerprint() {
     let directories = read().directories();
     for watched in ["", "a", "a/lists"] {
         let watched = dir.path().join(watched);
-        assert!(directories.iter().any(|one| *one == watched), "{watched:?}");
+        assert!(
+            directories.iter().any(|directory| *directory == watched),
+            "{watched:?}"
+        );
     }
     assert!(read().files().contains(&at("a/policy.rego")));
 
-    let mut changed = |what: &str| {
+    let mut assert_changed = |what: &str| {
         let now = read().fingerprint();
         assert!(!seen.contains(&now), "{what}");
         seen.push(now);
     };
-    // Same length as before: the times differ.
+    // The length is the same as before; only the times differ.
     std::fs::write(at("a/policy.rego"), "package http.auth2\n").unwrap();
-    changed("a file of a bundle");
+    assert_changed("a file of a bundle");
     std::fs::write(at("a/lists/data.json"), "{}").unwrap();
-    changed("a new file");
+    assert_changed("a new file");
     std::fs::rename(at("a/lists/data.json"), at("a/lists/other.json")).unwrap();
-    changed("another name");
+    assert_changed("another name");
     std::fs::remove_dir_all(at("a")).unwrap();
-    changed("no bundle");
+    assert_changed("no bundle");
     std::fs::write(at("b.tar.gz"), "no archive").unwrap();
-    changed("an archive");
+    assert_changed("an archive");
     std::fs::write(at("resolv.conf"), "nameserver 192.0.2.2\n").unwrap();
-    changed("other resolvers");
-    // Written again with the same content.
+    assert_changed("other resolvers");
+    // A file that is written again with the same content is unchanged.
     std::fs::write(at("resolv.conf"), "nameserver 192.0.2.2\n").unwrap();
     assert_eq!(read().fingerprint(), *seen.last().unwrap());
 }

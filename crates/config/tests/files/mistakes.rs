@@ -30,7 +30,7 @@ fn five_mistakes_of_five_kinds_are_five_problems() {
 }
 
 #[test]
-fn keys_that_moved_from_the_top_level_are_reported_with_their_place() {
+fn moved_top_level_keys_are_reported_with_their_new_name() {
     check(
         "interceptor_addr: ':8090'\n\
          mcp_server_addr: ':8090'\n\
@@ -93,8 +93,8 @@ fn unknown_github_rule_is_reported_with_a_suggestion() {
          \x20   allow: [merge, relases, frobnicate, read-public]\n",
         &[
             "4:20: no GitHub rule is called 'relases'; did you mean 'releases'?",
-            "4:29: no GitHub rule is called 'frobnicate'; docs/config.md lists their names",
-            "4:41: no GitHub rule is called 'read-public'; docs/config.md lists their names",
+            "4:29: no GitHub rule is called 'frobnicate'; docs/config.md lists the rules",
+            "4:41: no GitHub rule is called 'read-public'; docs/config.md lists the rules",
         ],
     );
 }
@@ -109,7 +109,7 @@ fn invalid_item_does_not_hide_mistakes_in_the_next() {
          - {name: c, command: x, colour: red}\n",
         &[
             "3:22: tools[0].command must not be empty",
-            "4:36: tool 'b' runs in e2b but names no template; add runtime.template",
+            "4:36: tool 'b' runs in e2b but has no template; add runtime.template",
             "5:10: another tool is called 'b' on line 4",
             "6:22: tools[3].command must be a list, not 'x'; write it as a list: [ … ]",
             "6:25: unknown key 'colour' in tools[3]",
@@ -200,11 +200,11 @@ fn every_kind_of_mistake_has_a_message() {
         ),
         (
             "egress: {passthrough: [a.example, '*.git.example']}\ngit: {hosts: [x.git.example]}",
-            "2:35: a host of git.hosts cannot be in egress.passthrough; remove it from one of the two",
+            "2:35: a host of git.hosts cannot be in egress.passthrough; remove the host from one of the two lists",
         ),
         (
             "egress: {resolve: {a.example: ':80'}}",
-            "2:31: egress.resolve.a.example is not an address to connect to; write an address and a port",
+            "2:31: egress.resolve.a.example must be a specific address with a port; write an IP address and a port other than 0",
         ),
         (
             "egress: {timeouts: {connect: 0}}",

@@ -21,7 +21,7 @@ fn quoted(text: &str) -> String {
 }
 
 #[derive(Clone, Debug)]
-struct GivenTool {
+struct ToolInput {
     name: String,
     command: Vec<String>,
     work_dir: Option<String>,
@@ -30,7 +30,7 @@ struct GivenTool {
     description: Option<String>,
 }
 
-fn tool() -> impl Strategy<Value = GivenTool> {
+fn tool() -> impl Strategy<Value = ToolInput> {
     let kind = prop_oneof![
         Just(RuntimeKind::Local),
         Just(RuntimeKind::Sandbox),
@@ -46,7 +46,7 @@ fn tool() -> impl Strategy<Value = GivenTool> {
     )
         .prop_map(|(name, mut command, work_dir, env, runtime, description)| {
             command[0] = format!("bin{}", command[0].trim());
-            GivenTool {
+            ToolInput {
                 name,
                 command,
                 work_dir,
@@ -57,7 +57,7 @@ fn tool() -> impl Strategy<Value = GivenTool> {
         })
 }
 
-fn write_tool(tool: &GivenTool) -> String {
+fn write_tool(tool: &ToolInput) -> String {
     let command: Vec<String> = tool.command.iter().map(|word| quoted(word)).collect();
     let mut yaml = format!(
         "  - name: {}\n    command: [{}]\n",
@@ -116,26 +116,26 @@ proptest! {
             prop_assert_eq!(&bundle.entrypoint, entrypoint);
         }
         prop_assert_eq!(settings.tools.len(), tools.len());
-        for (read, given) in settings.tools.iter().zip(&tools) {
-            prop_assert_eq!(&read.name, &given.name);
-            prop_assert_eq!(&read.command, &given.command);
-            prop_assert_eq!(&read.description, &given.description);
-            match (&read.work_dir, &given.work_dir) {
-                (Some(read), Some(given)) if given.starts_with('/') => {
-                    prop_assert_eq!(read.to_str(), Some(given.as_str()));
+        for (read, input) in settings.tools.iter().zip(&tools) {
+            prop_assert_eq!(&read.name, &input.name);
+            prop_assert_eq!(&read.command, &input.command);
+            prop_assert_eq!(&read.description, &input.description);
+            match (&read.work_dir, &input.work_dir) {
+                (Some(read), Some(input)) if input.starts_with('/') => {
+                    prop_assert_eq!(read.to_str(), Some(input.as_str()));
                 }
                 // Relative to the file's directory.
-                (Some(read), Some(given)) => {
-                    prop_assert!(read.is_absolute() && read.ends_with(given), "{:?}", read);
+                (Some(read), Some(input)) => {
+                    prop_assert!(read.is_absolute() && read.ends_with(input), "{:?}", read);
                 }
-                (read, given) => prop_assert_eq!(read.is_some(), given.is_some()),
+                (read, input) => prop_assert_eq!(read.is_some(), input.is_some()),
             }
             let env = read.env.iter();
             let env: Vec<_> = env
                 .map(|entry| (entry.name.clone(), entry.value.expose().to_owned()))
                 .collect();
-            prop_assert_eq!(&env, &given.env);
-            let (kind, timeout) = match &given.runtime {
+            prop_assert_eq!(&env, &input.env);
+            let (kind, timeout) = match &input.runtime {
                 Some((kind, _, timeout)) => (*kind, Some(u64::from(*timeout))),
                 None => (RuntimeKind::Local, None),
             };
@@ -160,16 +160,16 @@ proptest! {
         let whole = format!("{around}{value}{around}");
         prop_assert_eq!(settings.secrets["inside"].expose(), &whole);
 
-        // The variable of a secret may be unset; no other may.
+        // The variable of a secret may be unset; other variables must be set.
         let sentence = format!("the environment variable {variable} is not set");
         let unset = load_bytes(yaml.as_bytes(), &|_| None).map_err(TestCaseError::fail)?;
         prop_assert!(unset.secrets.values().all(config::Secret::is_empty));
-        let warned = unset.warnings.iter().filter(|one| one.message.contains(&sentence));
+        let warned = unset.warnings.iter().filter(|warning| warning.message.contains(&sentence));
         prop_assert_eq!(warned.count(), 2);
-        let elsewhere = format!(
+        let outside_secrets = format!(
             "version: \"1.0\"\ntools:\n- name: t\n  command: [\"${{{variable}}}\"]\n  description: \"{around}${{{variable}}}\"\n"
         );
-        let problems = load_bytes(elsewhere.as_bytes(), &|_| None).unwrap_err();
+        let problems = load_bytes(outside_secrets.as_bytes(), &|_| None).unwrap_err();
         prop_assert_eq!(problems.matches(&sentence).count(), 2, "{}", problems);
     }
 
@@ -227,7 +227,7 @@ proptest! {
         config::fuzz_check(text.as_bytes());
     }
 
-    /// Nearly valid files reach the later stages.
+    /// Damages a valid file in one place, so that the file reaches the later stages of loading.
     #[test]
     fn a_damaged_file_never_panics(
         at in any::<prop::sample::Index>(),
@@ -251,10 +251,10 @@ proptest! {
         let fingerprint = |text: &str| {
             let dir = tempfile::tempdir().unwrap();
             std::fs::write(dir.path().join("palisade.yaml"), text).unwrap();
-            let here = dir.path().join("palisade.yaml");
-            let first = Sources::read(Some(&here), &|_| None).unwrap().fingerprint();
-            std::fs::write(&here, a.as_bytes()).unwrap();
-            (first, Sources::read(Some(&here), &|_| None).unwrap().fingerprint())
+            let path = dir.path().join("palisade.yaml");
+            let first = Sources::read(Some(&path), &|_| None).unwrap().fingerprint();
+            std::fs::write(&path, a.as_bytes()).unwrap();
+            (first, Sources::read(Some(&path), &|_| None).unwrap().fingerprint())
         };
         let (first, second) = fingerprint(&b);
         prop_assert_eq!(first == second, a == b);

@@ -60,10 +60,10 @@ fn refused(yaml: &str) -> String {
 #[test]
 fn file_has_no_effect_until_its_exact_content_is_trusted() {
     let fixture = Fixture::new(YAML);
-    assert!(fixture.file().trusted(&fixture.store()).is_none());
+    assert!(fixture.file().trusted_content(&fixture.store()).is_none());
 
     fixture.store().trust(&fixture.file()).unwrap();
-    assert!(fixture.file().trusted(&fixture.store()).is_some());
+    assert!(fixture.file().trusted_content(&fixture.store()).is_some());
     let mode = std::fs::metadata(fixture.list())
         .unwrap()
         .permissions()
@@ -78,18 +78,18 @@ fn file_has_no_effect_until_its_exact_content_is_trusted() {
 
     fixture.write(&format!("{YAML}\n"));
     assert!(
-        fixture.file().trusted(&fixture.store()).is_none(),
+        fixture.file().trusted_content(&fixture.store()).is_none(),
         "one byte more"
     );
     fixture.write(YAML);
-    assert!(fixture.file().trusted(&fixture.store()).is_some());
+    assert!(fixture.file().trusted_content(&fixture.store()).is_some());
 
-    // The same content in another directory is another repository's.
+    // The same content in another directory belongs to another repository.
     let other = fixture.dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join(FILE_NAME), YAML).unwrap();
     let copy = RepoFile::load(&other).unwrap().unwrap();
-    assert!(copy.trusted(&fixture.store()).is_none());
+    assert!(copy.trusted_content(&fixture.store()).is_none());
 
     let listed = fixture.store().list();
     assert_eq!(listed.len(), 1);
@@ -99,7 +99,7 @@ fn file_has_no_effect_until_its_exact_content_is_trusted() {
     );
     assert!(fixture.store().revoke(&fixture.repo()).unwrap());
     assert!(!fixture.store().revoke(&fixture.repo()).unwrap());
-    assert!(fixture.file().trusted(&fixture.store()).is_none());
+    assert!(fixture.file().trusted_content(&fixture.store()).is_none());
 }
 
 #[test]
@@ -111,26 +111,26 @@ fn changes_since_the_list_was_read_are_kept() {
     let other_file = RepoFile::load(&other).unwrap().unwrap();
     fixture.store().trust(&fixture.file()).unwrap();
 
-    // The operator is asked about one repository, and meanwhile revokes another.
-    let mut asking = fixture.store();
+    // One store was loaded before another store revokes an entry.
+    let mut first_store = fixture.store();
     assert!(fixture.store().revoke(&fixture.repo()).unwrap());
-    asking.trust(&other_file).unwrap();
-    assert!(fixture.file().trusted(&fixture.store()).is_none());
+    first_store.trust(&other_file).unwrap();
+    assert!(fixture.file().trusted_content(&fixture.store()).is_none());
     assert!(
-        fixture.file().trusted(&asking).is_none(),
-        "the one who asked knows it too"
+        fixture.file().trusted_content(&first_store).is_none(),
+        "the store that wrote the list has the revocation too"
     );
-    assert!(other_file.trusted(&fixture.store()).is_some());
+    assert!(other_file.trusted_content(&fixture.store()).is_some());
 
-    // The other way round.
+    // A revocation keeps an entry that was added after the list was read.
     let mut revoking = fixture.store();
     fixture.store().trust(&fixture.file()).unwrap();
     assert!(revoking.revoke(&other).unwrap());
     assert_eq!(fixture.store().list().len(), 1);
-    let mut late = fixture.store();
+    let mut outdated = fixture.store();
     assert!(fixture.store().revoke(&fixture.repo()).unwrap());
-    assert!(!late.revoke(&fixture.repo()).unwrap());
-    assert!(late.list().is_empty());
+    assert!(!outdated.revoke(&fixture.repo()).unwrap());
+    assert!(outdated.list().is_empty());
 }
 
 #[test]
@@ -175,8 +175,7 @@ fn deleted_repository_can_still_be_revoked() {
         std::fs::create_dir(fixture.repo()).unwrap();
         fixture.write(YAML);
     }
-    // A link that replaced the directory points elsewhere; the trust in this path is revoked all
-    // the same.
+    // A link has replaced the directory: the trust in the path of the link is revoked nevertheless.
     fixture.store().trust(&fixture.file()).unwrap();
     std::fs::remove_dir_all(fixture.repo()).unwrap();
     std::os::unix::fs::symlink("/", fixture.repo()).unwrap();
@@ -188,10 +187,10 @@ fn environment_names_must_also_be_in_the_operators_list() {
     let fixture = Fixture::new(YAML);
     let mut store = fixture.store();
     store.trust(&fixture.file()).unwrap();
-    let trusted = fixture.file().trusted(&store).unwrap();
+    let trusted = fixture.file().trusted_content(&store).unwrap();
     let mut settings = config::Settings::default();
     settings.sandbox.env = vec!["EDITOR".into(), "LANG".into()];
-    let effective = trusted.effective(&settings);
+    let effective = trusted.effective_settings(&settings);
     assert_eq!(effective.env, ["EDITOR"]);
     assert_eq!(effective.dropped, ["AWS_SECRET_ACCESS_KEY"]);
     assert_eq!(effective.image.as_deref(), Some("tools.example/agent:1"));
@@ -201,7 +200,7 @@ fn environment_names_must_also_be_in_the_operators_list() {
     );
     let ports: Vec<_> = effective.ports.iter().map(|p| (p.host, p.inside)).collect();
     assert_eq!(ports, [(3000, 3000), (8080, 80)]);
-    assert_eq!(effective.wishes.len(), 1);
+    assert_eq!(effective.added_domains.len(), 1);
 }
 
 #[test]
@@ -223,9 +222,9 @@ fn variables_in_repository_files_are_not_expanded() {
     store.trust(&fixture.file()).unwrap();
     let effective = fixture
         .file()
-        .trusted(&store)
+        .trusted_content(&store)
         .unwrap()
-        .effective(&config::Settings::default());
+        .effective_settings(&config::Settings::default());
     assert_eq!(
         effective.setup_command,
         Some(SetupCommand::Shell("echo ${HOME}".to_owned()))

@@ -36,7 +36,7 @@ fn every_documented_route_parses_to_its_action() {
             .replace("{id}", "abc")
             .replace("{name}", "github");
         let path = path.replace("{request}", "01M7H3RARVNE2837QB27MYVE9K");
-        let body = match route.takes {
+        let body = match route.request {
             RequestContent::File => r#"{"path":"/b"}"#,
             RequestContent::CreateSandbox => r#"{"name":"fix"}"#,
             RequestContent::Session => r#"{"purpose":"exec"}"#,

@@ -132,7 +132,7 @@ fn error_names_every_invalid_field() {
     }
     let unknown = read(&with("auth_mod", json!("bot"))).unwrap_err();
     assert!(
-        unknown.starts_with("Unknown fields: ['auth_mod']; this shape takes"),
+        unknown.starts_with("Unknown fields: ['auth_mod']; the fields of this format are"),
         "{unknown}"
     );
     let id = read(&with("container_id", json!("../etc"))).unwrap_err();

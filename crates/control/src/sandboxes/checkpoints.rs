@@ -31,9 +31,9 @@ impl Sandboxes {
         body: LabelBody,
     ) -> Result<ControlReply, ControlError> {
         let _lock = self.locks.acquire(&id).await;
-        let (of, label) = (id.clone(), body.label.clone());
+        let (sandbox, label) = (id.clone(), body.label.clone());
         let copied = self
-            .run_blocking(move |manager| manager.checkpoint(&of, &label))
+            .run_blocking(move |manager| manager.checkpoint(&sandbox, &label))
             .await?;
         let event = AuditEvent::lifecycle("sandbox_checkpoint", Some(id));
         store.audit().record_durable(event, wall_now()).await?;
@@ -43,7 +43,7 @@ impl Sandboxes {
         ))
     }
 
-    /// Restores the files of a checkpoint. The files they replace are committed to the branch
+    /// Restores the files of a checkpoint. The replaced files are committed to the branch
     /// first.
     pub async fn restore(
         &self,
@@ -53,20 +53,20 @@ impl Sandboxes {
         body: RestoreBody,
     ) -> Result<ControlReply, ControlError> {
         let _lock = self.locks.acquire(&id).await;
-        let (of, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
+        let (sandbox, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
         let (mut shown, report) = self
             .run_blocking(move |manager| {
-                let row = manager.row(&of)?;
-                manager.find_checkpoint(&of, &body.label)?;
+                let row = manager.row(&sandbox)?;
+                manager.find_checkpoint(&sandbox, &body.label)?;
                 let report = if row.repository.is_none() || body.no_snapshot {
                     None
                 } else {
                     let message = format!("before restoring {}", body.label);
-                    let report = manager.snapshot(&of, &message, &bounds)?;
+                    let report = manager.snapshot(&sandbox, &message, &bounds)?;
                     manager.refuse_losing_unsaved(&row, &report, Some("--no-snapshot"))?;
                     Some(report)
                 };
-                manager.restore(&of, &body.label, &trust)?;
+                manager.restore(&sandbox, &body.label, &trust)?;
                 Ok((describe(manager, &row), report))
             })
             .await?;
@@ -91,15 +91,15 @@ impl Sandboxes {
     ) -> Result<ControlReply, ControlError> {
         remote_backend::refuse_remote_name(&body.name, settings)?;
         let lock = self.locks.acquire(&id).await;
-        let (of, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
+        let (sandbox, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
         let row = self
             .run_blocking(move |manager| {
                 // The new branch starts with the uncommitted work, too.
-                if manager.row(&of)?.repository.is_some() {
+                if manager.row(&sandbox)?.repository.is_some() {
                     let message = format!("before the fork {}", body.name);
-                    manager.snapshot(&of, &message, &bounds)?;
+                    manager.snapshot(&sandbox, &message, &bounds)?;
                 }
-                manager.fork(&of, &body.name, &trust)
+                manager.fork(&sandbox, &body.name, &trust)
             })
             .await?;
         drop(lock);
@@ -113,7 +113,7 @@ impl Sandboxes {
                 (Vec::new(), AuthMode::User, Vec::new())
             }
         };
-        // The published ports stay with the original.
+        // The published ports stay with the original sandbox.
         let grants = CreateGrants {
             repos,
             auth_mode,

@@ -17,14 +17,14 @@ use super::repository::RepositoryInfo;
 use super::repository_file::AppliedFile;
 use super::{git_redirects, ports};
 use crate::body::{CreateBody, PortBody};
-use crate::credential_actions::initial_grants;
+use crate::credential_grants::initial_grants;
 use crate::registration_request::read_repos;
 use crate::remote_backend;
 use crate::reply::ControlError;
 
 /// A validated create request, with defaults from the settings.
 pub(super) struct CreatePlan {
-    pub(super) wanted: NewSandbox,
+    pub(super) new_sandbox: NewSandbox,
     pub(super) grants: CreateGrants,
     pub(super) setup: Option<Setup>,
 }
@@ -51,10 +51,10 @@ pub(super) struct CreateGrants {
 }
 
 impl CreatePlan {
-    /// Validates a request. `host` is the repository at `body.repository`.
+    /// Validates a request. `repository` describes the repository at `body.repository`.
     pub(super) fn read(
         body: CreateBody,
-        host: &RepositoryInfo,
+        repository: &RepositoryInfo,
         settings: &Settings,
         service: &CredentialService,
     ) -> Result<Self, ControlError> {
@@ -83,7 +83,7 @@ impl CreatePlan {
         let repos = match body.repos {
             Some(repos) => read_repos(&repos)?,
             None => {
-                let origin = host.origin(&settings.git.hosts).into_iter();
+                let origin = repository.origin(&settings.git.hosts).into_iter();
                 let named = origin.map(|name| Repo {
                     name,
                     max_receive_pack_bytes: None,
@@ -91,12 +91,12 @@ impl CreatePlan {
                 named.collect()
             }
         };
-        for one in &body.publish {
-            ports::check_host(one.host)?;
-            if one.port == 0 {
+        for published in &body.publish {
+            ports::check_host(published.host)?;
+            if published.port == 0 {
                 return Err(ControlError::Bad(format!(
                     "cannot publish {}: the port in the sandbox must not be 0",
-                    one.host
+                    published.host
                 )));
             }
         }
@@ -104,8 +104,11 @@ impl CreatePlan {
             setup_command,
             ports: mut file_ports,
             additions,
-        } = host.file.apply(settings);
-        file_ports.retain(|port| body.publish.iter().all(|one| one.port != port.inside));
+        } = repository.file.apply(settings);
+        file_ports.retain(|port| {
+            let mut published = body.publish.iter();
+            published.all(|published| published.port != port.inside)
+        });
         let configured = settings.sandbox.setup_command.as_ref();
         let setup = [
             ("--setup-command", body.setup_command),
@@ -129,12 +132,12 @@ impl CreatePlan {
         let limits = &settings.sandbox.limits;
         Ok(Self {
             setup,
-            wanted: NewSandbox {
+            new_sandbox: NewSandbox {
                 name: body.name,
                 repository: body.repository,
                 depth: body.depth,
                 dirty: body.dirty,
-                environment: git_redirects::environment(&settings.git, &host.remotes),
+                environment: git_redirects::environment(&settings.git, &repository.remotes),
                 ports: gate_ports(settings, added.unwrap_or_default())?,
                 limits: SandboxLimits {
                     memory: limits.memory,
@@ -164,12 +167,12 @@ impl CreatePlan {
     }
 }
 
-/// Thousandths of a CPU, at least one.
+/// Converts a number of CPUs to thousandths of a CPU; the result is at least 1.
 fn millicpus(cpus: f64) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "from a float the cast saturates"
+        reason = "a cast from a float saturates"
     )]
     let thousandths = (cpus * 1000.0).ceil() as u32;
     thousandths.max(1)

@@ -39,25 +39,31 @@ impl Sandboxes {
     ) -> Result<ControlReply, ControlError> {
         let repository = body.repository.clone();
         let trusted = self.trusted.clone();
-        let host = self
-            .run_blocking(move |_| Ok(RepositoryInfo::of(repository.as_deref(), &trusted)))
+        let repository_info = self
+            .run_blocking(move |_| {
+                Ok(RepositoryInfo::read_optional(
+                    repository.as_deref(),
+                    &trusted,
+                ))
+            })
             .await?;
-        let create_plan = CreatePlan::read(body, &host, settings, &self.credentials)?;
+        let create_plan = CreatePlan::read(body, &repository_info, settings, &self.credentials)?;
         let CreatePlan {
-            mut wanted,
+            mut new_sandbox,
             grants,
             setup,
         } = create_plan;
-        wanted.progress = Arc::clone(&progress);
-        wanted.trust = Some(self.traffic.trust());
-        let depth = wanted.depth;
+        new_sandbox.progress = Arc::clone(&progress);
+        new_sandbox.trust = Some(self.traffic.trust());
+        let depth = new_sandbox.depth;
         let row = self
-            .run_blocking(move |manager| manager.begin(&wanted))
+            .run_blocking(move |manager| manager.begin(&new_sandbox))
             .await?;
         if setup.is_some() {
             progress.begin(CreateStep::Setup, None);
         }
-        let notes = host.file.notes(FileAdditions::of(&row).as_ref());
+        let additions = FileAdditions::from_row(&row);
+        let notes = repository_info.file.notes(additions.as_ref());
         let shown = self.complete(store, row.clone(), grants, setup).await?;
         self.prepare_spare(row, depth);
         Ok(ControlReply::Json(
@@ -89,8 +95,8 @@ impl Sandboxes {
                     is_removed: true,
                 },
                 (Ok(_), error) => error,
-                (Err(left), error) => ControlError::Failed(format!(
-                    "{error}\nremoving the unfinished sandbox failed, too: {left}; the next start \
+                (Err(removal_error), error) => ControlError::Failed(format!(
+                    "{error}\nremoving the unfinished sandbox failed, too: {removal_error}; the next start \
                      of the gate removes it"
                 )),
             });
@@ -110,7 +116,7 @@ impl Sandboxes {
         grants: CreateGrants,
         setup: Option<Setup>,
     ) -> Result<(), ControlError> {
-        // First, because a port that is in use is the most likely failure.
+        // Ports are bound first, because a port that is in use is the most likely failure.
         let mut listeners = Vec::new();
         for PortBody { host, port } in grants.publish {
             listeners.push((ports::listen(host).await?, port));
@@ -144,7 +150,7 @@ impl Sandboxes {
             })
             .collect();
         let row = self
-            .run_blocking(move |manager| manager.mark_kept(row))
+            .run_blocking(move |manager| manager.mark_complete(row))
             .await?;
         for ((listener, _), port) in listeners {
             self.forward_port(&row.id, listener, port);

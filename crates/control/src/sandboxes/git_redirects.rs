@@ -34,7 +34,7 @@ pub(super) fn environment(git: &GitSection, remotes: &[(String, String)]) -> Vec
 
 fn mirror_rules(mirror: &MirrorSettings) -> impl Iterator<Item = (String, String)> {
     let key = format!("url.http://palisade.internal/git/{}.insteadOf", mirror.name);
-    let spellings = mirror.spellings().into_iter();
+    let spellings = mirror.equivalent_urls().into_iter();
     spellings.map(move |spelling| (key.clone(), spelling))
 }
 
@@ -45,7 +45,7 @@ fn ssh_prefixes(host: &Host, hosts: &[Host], remotes: &[(String, String)]) -> BT
     let mut users = BTreeSet::from(["git@".to_owned(), String::new()]);
     let mut names = BTreeSet::from([host.to_string()]);
     let mut addresses = BTreeSet::from([host.to_string(), format!("{host}:22")]);
-    // A password is not passed on, nor are characters that are invalid in a URL.
+    // Passwords, and characters that are invalid in a URL, are not passed on.
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
     for (_, url) in remotes {
         let Some(url) = RemoteUrl::parse(url) else {

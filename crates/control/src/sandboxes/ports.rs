@@ -43,10 +43,12 @@ impl Sandboxes {
         let _lock = self.locks.acquire(&id).await;
         let PortBody { host, port } = body;
         check_host(host)?;
-        let of = id.clone();
-        let row = self.run_blocking(move |manager| manager.row(&of)).await?;
+        let sandbox = id.clone();
+        let row = self
+            .run_blocking(move |manager| manager.row(&sandbox))
+            .await?;
         let mut published = row.published;
-        published.retain(|one| one.host != host);
+        published.retain(|other| other.host != host);
         self.traffic.unpublish(&id, host);
         let listener = if port == 0 {
             None
@@ -55,9 +57,9 @@ impl Sandboxes {
             published.push(PublishedPort { host, port });
             Some(listener)
         };
-        let of = id.clone();
+        let sandbox = id.clone();
         let row = self
-            .run_blocking(move |manager| manager.publish(&of, published))
+            .run_blocking(move |manager| manager.publish(&sandbox, published))
             .await?;
         if let Some(listener) = listener {
             self.forward_port(&id, listener, port);
@@ -78,7 +80,7 @@ pub(super) fn check_host(host: SocketAddr) -> Result<(), ControlError> {
     )))
 }
 
-/// Listens on an address and returns the bound one: the system chooses a port for port 0.
+/// Listens on an address and returns the bound address: the system chooses a port for port 0.
 /// Retries for a moment while the address is in use, since this gate may just have released it.
 pub(super) async fn listen(host: SocketAddr) -> Result<(TcpListener, SocketAddr), ControlError> {
     let mut bound = bind(host);
@@ -92,7 +94,7 @@ pub(super) async fn listen(host: SocketAddr) -> Result<(TcpListener, SocketAddr)
     bound.map_err(|error| bind_error(host, &error))
 }
 
-/// Listens on that port of the loopback, or on a free one: another sandbox of the same
+/// Listens on `port` of the loopback, or on a free port: another sandbox of the same
 /// repository may already use the port that the repository's file names.
 pub(super) fn listen_or_choose(port: u16) -> Result<(TcpListener, SocketAddr), ControlError> {
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

@@ -14,7 +14,7 @@ use super::repository_file::FileState;
 pub(super) struct RepositoryInfo {
     /// Names and URLs of the remotes.
     pub(super) remotes: Vec<(String, String)>,
-    /// State of its `.palisade.yaml`.
+    /// State of the repository's `.palisade.yaml`.
     pub(super) file: FileState,
 }
 
@@ -31,8 +31,8 @@ impl RepositoryInfo {
         }
     }
 
-    /// Reads the repository at `path`; empty without a path.
-    pub(super) fn of(path: Option<&Path>, trusted: &Path) -> Self {
+    /// Reads the repository at `path`; without a path, the result has no remotes and no file.
+    pub(super) fn read_optional(path: Option<&Path>, trusted: &Path) -> Self {
         path.map(|path| Self::read(path, trusted))
             .unwrap_or_default()
     }

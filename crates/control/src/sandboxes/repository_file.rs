@@ -42,13 +42,13 @@ pub(super) struct FileAdditions {
     setup: bool,
     /// How many ports were published.
     ports: usize,
-    /// Names of variables that `sandbox.env` lists, too.
+    /// Names of variables that are passed on, because `sandbox.env` lists them, too.
     env: Vec<String>,
-    /// Names of variables that `sandbox.env` does not list.
+    /// Names of variables that are not passed on, because `sandbox.env` does not list them.
     env_missing: Vec<String>,
-    /// An image, which has no effect.
+    /// The image that the file names; it has no effect in this version.
     image: Option<String>,
-    /// Hosts that the sandbox may reach beside the operator's.
+    /// Hosts that the sandbox may reach in addition to those of the operator's settings.
     pub(super) egress: Vec<DomainRule>,
 }
 
@@ -75,14 +75,14 @@ impl FileState {
             Ok(store) => store,
             Err(error) => return FileState::Unusable(error.to_string()),
         };
-        match file.trusted(&store) {
+        match file.trusted_content(&store) {
             Some(keys) => FileState::Trusted {
                 keys: Box::new(keys),
                 sha256: file.sha256(),
             },
             None => FileState::Untrusted {
                 directory: file.directory().to_owned(),
-                changed: store.trusted_another(&file),
+                changed: store.is_other_content_trusted(&file),
             },
         }
     }
@@ -98,9 +98,9 @@ impl FileState {
             setup_command,
             ports,
             env,
-            wishes,
+            added_domains,
             dropped,
-        } = keys.effective(settings);
+        } = keys.effective_settings(settings);
         AppliedFile {
             additions: Some(FileAdditions {
                 sha256: sha256.clone(),
@@ -109,7 +109,7 @@ impl FileState {
                 env,
                 env_missing: dropped,
                 image,
-                egress: wishes,
+                egress: added_domains,
             }),
             setup_command,
             ports,
@@ -118,12 +118,12 @@ impl FileState {
 
     /// Notes for the operator about the file and about what a sandbox uses of it.
     pub(super) fn notes(&self, sandbox: Option<&FileAdditions>) -> Vec<String> {
-        let kept = sandbox.map(FileAdditions::line);
+        let kept = sandbox.map(FileAdditions::summary);
         let now = match (self, sandbox) {
             (FileState::Absent, _) => None,
-            (FileState::Trusted { sha256, .. }, Some(has)) if has.sha256 == *sha256 => None,
+            (FileState::Trusted { sha256, .. }, Some(applied)) if applied.sha256 == *sha256 => None,
             (FileState::Trusted { .. }, _) => Some(format!(
-                "{FILE_NAME} was trusted after this sandbox was created; it applies to new ones"
+                "{FILE_NAME} was trusted after this sandbox was created; it applies to new sandboxes"
             )),
             (FileState::Untrusted { directory, changed }, _) => {
                 let (why, again) = if *changed {
@@ -149,7 +149,7 @@ impl FileState {
 
 impl FileAdditions {
     /// The additions in a sandbox's row; none if they cannot be parsed.
-    pub(super) fn of(row: &SandboxRow) -> Option<Self> {
+    pub(super) fn from_row(row: &SandboxRow) -> Option<Self> {
         let kept = row.repository_file.clone()?;
         serde_json::from_value(kept)
             .inspect_err(|error| {
@@ -159,7 +159,7 @@ impl FileAdditions {
     }
 
     /// The additions in one line.
-    fn line(&self) -> String {
+    fn summary(&self) -> String {
         let mut parts = Vec::new();
         if self.setup {
             parts.push("setup".to_owned());
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn additions_are_reported_in_one_line() {
-        let rule = |host: &str| DomainRule::of(HostPattern::parse(host).unwrap());
+        let rule = |host: &str| DomainRule::allow_all(HostPattern::parse(host).unwrap());
         let all = FileAdditions {
             setup: true,
             ports: 2,
@@ -215,16 +215,19 @@ mod tests {
             ..FileAdditions::default()
         };
         assert_eq!(
-            all.line(),
+            all.summary(),
             ".palisade.yaml: setup, 2 ports, env FOO, egress a.example; not in sandbox.env and \
              not passed on: BAR; image tools.example/a:1 is not available in this version"
         );
-        assert_eq!(FileAdditions::default().line(), ".palisade.yaml: nothing");
+        assert_eq!(
+            FileAdditions::default().summary(),
+            ".palisade.yaml: nothing"
+        );
         let many = FileAdditions {
             egress: (0..7).map(|n| rule(&format!("h{n}.example"))).collect(),
             ..FileAdditions::default()
         };
-        assert!(many.line().ends_with("h4.example and 2 more"));
+        assert!(many.summary().ends_with("h4.example and 2 more"));
         let kept = serde_json::to_value(&all).unwrap();
         assert_eq!(serde_json::from_value::<FileAdditions>(kept).unwrap(), all);
     }

@@ -1,5 +1,5 @@
 //! Distributes root certificates to running sandboxes: each trusts the root it was created
-//! with, and receives every later one.
+//! with, and receives every later root.
 
 use std::sync::Arc;
 
@@ -11,8 +11,9 @@ use tokio::task::JoinSet;
 
 use super::Sandboxes;
 
-/// Sandboxes that are updated concurrently: one that does not answer takes seconds.
-const MAX_AT_ONCE: usize = 8;
+/// Maximum number of sandboxes that are updated concurrently. A sandbox that does not answer
+/// takes seconds.
+const MAX_CONCURRENT: usize = 8;
 
 impl Sandboxes {
     /// Acquires the lock for replacing the root.
@@ -31,24 +32,24 @@ impl Sandboxes {
             }
         };
         let ids: Vec<SandboxId> = rows.into_iter().map(|row| row.id).collect();
-        for some in ids.chunks(MAX_AT_ONCE) {
+        for chunk in ids.chunks(MAX_CONCURRENT) {
             let mut tasks = JoinSet::new();
-            for id in some {
+            for id in chunk {
                 let (manager, id, trust) = (Arc::clone(&self.manager), id.clone(), trust.clone());
-                tasks.spawn_blocking(move || add(&manager, &id, &trust));
+                tasks.spawn_blocking(move || add_trust(&manager, &id, &trust));
             }
             tasks.join_all().await;
         }
     }
 
-    /// Adds the current root to a sandbox that may trust only an older one.
+    /// Adds the current root to a sandbox that may trust only an older root.
     pub(super) async fn refresh_trust(&self, id: &SandboxId) {
         if !self.traffic.has_older_roots() {
             return;
         }
         let (id, trust) = (id.clone(), self.traffic.trust());
         let added = self.run_blocking(move |manager| {
-            add(manager, &id, &trust);
+            add_trust(manager, &id, &trust);
             Ok(())
         });
         if let Err(error) = added.await {
@@ -59,7 +60,7 @@ impl Sandboxes {
 
 /// Adds a root to one sandbox. A failure is only logged: the older root, which cross-signed the
 /// new one, is valid until it expires.
-fn add(manager: &Manager, id: &SandboxId, trust: &Trust) {
+fn add_trust(manager: &Manager, id: &SandboxId, trust: &Trust) {
     match manager.backend().add_trust(id, trust) {
         Ok(()) | Err(SandboxError::Paused(_) | SandboxError::NotFound(_)) => {}
         Err(error) => {

@@ -61,7 +61,9 @@ impl Sandboxes {
             .run_blocking(move |manager: &Manager| {
                 let slug = Slug::from_name(&wanted).ok();
                 let rows = manager.rows()?;
-                let mut kept = rows.into_iter().filter(|row| row.stage == RowStage::Kept);
+                let mut kept = rows
+                    .into_iter()
+                    .filter(|row| row.stage == RowStage::Complete);
                 let row = kept.find(|row| Some(&row.name) == slug.as_ref());
                 Ok(row.map(|row| {
                     let status = manager.status(&row.id);
@@ -70,7 +72,7 @@ impl Sandboxes {
             })
             .await?;
         match found {
-            // The operator's sandbox: the gate starts no tool in it.
+            // The sandbox is the operator's; the gate starts no tool in such a sandbox.
             Some((row, _)) if row.repository.is_some() => Err(ControlError::Failed(format!(
                 "the sandbox '{name}' has a repository, and a tool needs its own sandbox; rename the \
                  tool, or delete it: palisade delete {name}"

@@ -12,30 +12,30 @@ use crate::snapshot::PolicySnapshot;
 #[derive(Default)]
 struct ScriptedAnswerer {
     answers: Mutex<VecDeque<ApprovalAnswer>>,
-    asked: Mutex<Vec<Digest>>,
+    asked_digests: Mutex<Vec<Digest>>,
     may_deny: Notify,
 }
 
 impl ScriptedAnswerer {
     fn with_answers(answers: &[ApprovalAnswer]) -> Arc<Self> {
-        let script = Self::default();
-        script
+        let answerer = Self::default();
+        answerer
             .answers
             .lock()
             .unwrap()
             .extend(answers.iter().cloned());
-        Arc::new(script)
+        Arc::new(answerer)
     }
 
-    fn asked(&self) -> Vec<Digest> {
-        self.asked.lock().unwrap().clone()
+    fn asked_digests(&self) -> Vec<Digest> {
+        self.asked_digests.lock().unwrap().clone()
     }
 }
 
 #[async_trait]
 impl Answerer for ScriptedAnswerer {
     async fn answer(&self, question: &Question) -> ApprovalAnswer {
-        self.asked.lock().unwrap().push(question.digest);
+        self.asked_digests.lock().unwrap().push(question.digest);
         let next = self.answers.lock().unwrap().pop_front();
         match next {
             Some(answer) => answer,
@@ -47,7 +47,7 @@ impl Answerer for ScriptedAnswerer {
     }
 
     fn raise(&self, question: &Question) {
-        self.asked.lock().unwrap().push(question.digest);
+        self.asked_digests.lock().unwrap().push(question.digest);
     }
 }
 
@@ -78,8 +78,8 @@ impl HeldSubject for Subject {
             match answers.find(&question) {
                 None => return Ok(Attempt::Ask(Box::new(question))),
                 Some(ApprovalAnswer::Allow { .. }) => {}
-                Some(ApprovalAnswer::Deny) => return Err(question.refused(Reason::AskDenied)),
-                Some(ApprovalAnswer::TimedOut) => return Err(question.refused(Reason::AskTimeout)),
+                Some(ApprovalAnswer::Deny) => return Err(question.denial(Reason::AskDenied)),
+                Some(ApprovalAnswer::TimedOut) => return Err(question.denial(Reason::AskTimeout)),
             }
         }
         Ok(Attempt::Done(self.attempts))
@@ -137,7 +137,7 @@ async fn settle_with_limit(
 const ALLOW: ApprovalAnswer = ApprovalAnswer::Allow { until: None };
 
 #[tokio::test]
-async fn without_an_answerer_a_question_is_refused_as_unattended() {
+async fn question_without_an_answerer_is_refused_as_unattended() {
     let mut subject = subject(&[1]);
     let refused = settle_with_limit(&mut subject, &Questions::default(), None).await;
     assert_eq!(refused.unwrap_err().reason, Reason::AskUnattended);
@@ -151,50 +151,50 @@ async fn question_is_asked_once_and_answer_decides() {
         (ApprovalAnswer::Deny, Err(Reason::AskDenied)),
         (ApprovalAnswer::TimedOut, Err(Reason::AskTimeout)),
     ] {
-        let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[answer]));
-        let questions = Questions::attended(Arc::clone(&script) as _);
+        let (mut subject, answerer) = (subject(&[1]), ScriptedAnswerer::with_answers(&[answer]));
+        let questions = Questions::attended(Arc::clone(&answerer) as _);
         let settled = settle_with_limit(&mut subject, &questions, None).await;
         assert_eq!(settled.map_err(|denial| denial.reason), expected);
-        assert_eq!(script.asked(), [[1; 32]]);
+        assert_eq!(answerer.asked_digests(), [[1; 32]]);
     }
 }
 
 #[tokio::test]
-async fn after_three_questions_a_fourth_is_refused() {
+async fn fourth_question_of_a_request_is_refused() {
     let mut subject = subject(&[1, 2, 3, 4]);
-    let script = ScriptedAnswerer::with_answers(&[ALLOW, ALLOW, ALLOW, ALLOW]);
-    let questions = Questions::attended(Arc::clone(&script) as _);
+    let answerer = ScriptedAnswerer::with_answers(&[ALLOW, ALLOW, ALLOW, ALLOW]);
+    let questions = Questions::attended(Arc::clone(&answerer) as _);
     let refused = settle_with_limit(&mut subject, &questions, None)
         .await
         .unwrap_err();
     assert_eq!(refused.reason, Reason::AskDenied);
-    assert_eq!(script.asked().len(), 3);
+    assert_eq!(answerer.asked_digests().len(), 3);
 }
 
 #[tokio::test]
 async fn reload_during_hold_asks_the_question_again() {
-    let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
-    let questions = Questions::attended(Arc::clone(&script) as _);
+    let (mut subject, answerer) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
+    let questions = Questions::attended(Arc::clone(&answerer) as _);
     let policy = Arc::clone(&subject.policy);
     let reload = async {
-        while script.asked().is_empty() {
+        while answerer.asked_digests().is_empty() {
             tokio::task::yield_now().await;
         }
         policy.replace(Arc::new(snapshot()));
-        while script.asked().len() < 2 {
+        while answerer.asked_digests().len() < 2 {
             tokio::task::yield_now().await;
         }
-        script.may_deny.notify_one();
+        answerer.may_deny.notify_one();
     };
     let (settled, ()) = tokio::join!(settle_with_limit(&mut subject, &questions, None), reload);
     assert_eq!(settled.unwrap_err().reason, Reason::AskDenied);
-    assert_eq!(script.asked(), [[1; 32], [1; 32]]);
+    assert_eq!(answerer.asked_digests(), [[1; 32], [1; 32]]);
 }
 
 #[tokio::test]
 async fn subject_that_ends_while_waiting_is_refused() {
-    let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
-    let questions = Questions::attended(Arc::clone(&script) as _);
+    let (mut subject, answerer) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
+    let questions = Questions::attended(Arc::clone(&answerer) as _);
     subject.end.notify_one();
     let refused = settle_with_limit(&mut subject, &questions, None)
         .await
@@ -204,8 +204,8 @@ async fn subject_that_ends_while_waiting_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn hold_with_limit_times_out() {
-    let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
-    let questions = Questions::attended(Arc::clone(&script) as _);
+    let (mut subject, answerer) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
+    let questions = Questions::attended(Arc::clone(&answerer) as _);
     let limit = Some(Duration::from_secs(10));
     let refused = settle_with_limit(&mut subject, &questions, limit)
         .await
@@ -215,8 +215,8 @@ async fn hold_with_limit_times_out() {
 
 #[tokio::test(start_paused = true)]
 async fn reload_does_not_restart_limit_of_hold() {
-    let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
-    let questions = Questions::attended(Arc::clone(&script) as _);
+    let (mut subject, answerer) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
+    let questions = Questions::attended(Arc::clone(&answerer) as _);
     let policy = Arc::clone(&subject.policy);
     let start = Instant::now();
     let reload = async {
@@ -226,7 +226,7 @@ async fn reload_does_not_restart_limit_of_hold() {
     let limit = Some(Duration::from_secs(10));
     let (settled, ()) = tokio::join!(settle_with_limit(&mut subject, &questions, limit), reload);
     assert_eq!(settled.unwrap_err().reason, Reason::AskTimeout);
-    assert_eq!(script.asked().len(), 2);
+    assert_eq!(answerer.asked_digests().len(), 2);
     assert_eq!(start.elapsed().as_secs(), 10);
 }
 
@@ -234,8 +234,8 @@ async fn reload_does_not_restart_limit_of_hold() {
 async fn subject_that_ends_with_simultaneous_answer_is_refused() {
     // Without `biased`, the select would take the answer in half of the cases.
     for _ in 0..20 {
-        let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[ALLOW]));
-        let questions = Questions::attended(script as _);
+        let (mut subject, answerer) = (subject(&[1]), ScriptedAnswerer::with_answers(&[ALLOW]));
+        let questions = Questions::attended(answerer as _);
         subject.end.notify_one();
         let refused = settle_with_limit(&mut subject, &questions, None)
             .await

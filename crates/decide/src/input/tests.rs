@@ -112,7 +112,7 @@ fn input_without_registration_has_the_same_fields() {
     assert_eq!(
         fields(&passthrough_input),
         fields(&input),
-        "the same fields and types"
+        "both inputs have the same fields and types"
     );
     assert_eq!(passthrough_input["unread"], true);
     assert_eq!(

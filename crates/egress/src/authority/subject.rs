@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hash_equals_the_one_of_openssl() {
+    fn hash_equals_that_of_openssl_x509() {
         // openssl x509 -noout -hash
         for name in ["Palisade gate 0123abcd", "  palisade  GATE 0123abcd "] {
             let parts = [(COMMON_NAME, name), (ORGANIZATION, "Palisade")];

@@ -48,6 +48,7 @@ pub(super) struct Addresses {
 /// One resolver per sandbox. Resolvers cache answers: a shared cache would show a sandbox, by
 /// its response times, which names another one has resolved.
 struct Resolvers {
+    /// The upstream servers, or why they could not be read.
     servers: Result<Vec<SocketAddr>, String>,
     by_sandbox: Mutex<HashMap<SandboxId, TokioResolver>>,
 }

@@ -16,7 +16,7 @@ use crate::body::{BodyError, MessageBody};
 pub(super) struct OutgoingBody {
     content: MessageBody,
     frames: Arc<BodyFrameCount>,
-    /// An HTTP/2 stream's slot is free when request and response body are dropped.
+    /// The slot of an HTTP/2 stream, which is freed when request and response body are dropped.
     _slot: Option<Arc<PoolSlot>>,
 }
 
@@ -61,7 +61,8 @@ impl Body for OutgoingBody {
     }
 }
 
-/// Response body of an upstream. Read to its end or dropped, it releases its connection.
+/// Response body of an upstream. The connection is released when the body is read to its end or
+/// dropped.
 pub struct UpstreamBody {
     incoming: Incoming,
     source: BodySource,
@@ -111,12 +112,11 @@ impl Body for UpstreamBody {
         let next = match &mut this.source {
             BodySource::Http1(lease) => {
                 let connection = lease.connection();
-                let mut inside = Context::from_waker(connection.waker());
-                match incoming.as_mut().poll_frame(&mut inside) {
+                let mut hyper_cx = Context::from_waker(connection.waker());
+                match incoming.as_mut().poll_frame(&mut hyper_cx) {
                     Poll::Ready(frame) => Poll::Ready(frame),
-                    Poll::Pending => {
-                        connection.drive_until(cx, |_, inside| incoming.as_mut().poll_frame(inside))
-                    }
+                    Poll::Pending => connection
+                        .drive_until(cx, |_, hyper_cx| incoming.as_mut().poll_frame(hyper_cx)),
                 }
             }
             BodySource::Http2 { .. } | BodySource::Detached => incoming.poll_frame(cx),

@@ -30,8 +30,9 @@ const MAX_HTTP1_HEAD: usize = 64 * 1024;
 /// Largest header list of an HTTP/2 upstream.
 const MAX_HTTP2_HEADERS: u32 = 64 * 1024;
 
-/// HTTP/2 flow-control windows: unread response bytes per stream and per connection.
+/// HTTP/2 flow-control window of a stream: maximum number of unread response bytes.
 const STREAM_WINDOW: u32 = 512 * 1024;
+/// HTTP/2 flow-control window of a connection.
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
 /// Bytes that one HTTP/2 stream may have buffered and not sent.
@@ -39,6 +40,7 @@ const SEND_BUFFER: usize = 64 * 1024;
 
 /// An HTTP/2 peer that sends nothing for this long while a response is due gets a PING.
 const PING_AFTER: Duration = Duration::from_secs(30);
+/// Time in which the peer must answer a PING.
 const PONG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A TCP connection, with or without TLS.
@@ -107,9 +109,9 @@ impl DialConfig {
         host: &Host,
         port: u16,
     ) -> Result<(TcpStream, Timings), DialError> {
-        let began = Instant::now();
+        let start = Instant::now();
         let addresses = self.addresses.find(sandbox, host, port).await?;
-        let resolve = began.elapsed();
+        let resolve = start.elapsed();
         let (stream, peer) =
             socket::connect(&addresses)
                 .await
@@ -120,7 +122,7 @@ impl DialConfig {
                 })?;
         let timings = Timings {
             resolve,
-            connect: began.elapsed() - resolve,
+            connect: start.elapsed() - resolve,
             tls: Duration::ZERO,
             reused: false,
             peer,
@@ -140,10 +142,10 @@ impl DialConfig {
         if !route.tls {
             return Ok((Either::Left(stream), timings));
         }
-        let began = Instant::now();
+        let start = Instant::now();
         let sessions = (purpose == Purpose::Pooled).then_some(sandbox);
         let stream = self.trust.handshake(sessions, &route.host, stream).await?;
-        timings.tls = began.elapsed();
+        timings.tls = start.elapsed();
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
             timings.version = Version::HTTP_2;
         }

@@ -203,9 +203,9 @@ impl DialError {
                 host,
                 address,
                 class,
-            } => format!("{host} is {address}, which is {class}"),
+            } => format!("{host} resolves to {address} (address class: {class})"),
             DialError::Alias { host, alias, rule } => {
-                format!("{host} is an alias of {alias}, which {rule} denies")
+                format!("{host} is an alias of {alias}, which the rule {rule} denies")
             }
             DialError::NoRoots { .. } => {
                 "neither the system nor egress.extra_roots has a root certificate".to_owned()

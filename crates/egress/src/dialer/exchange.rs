@@ -71,8 +71,8 @@ pub(super) async fn take_connection(
 ) -> Result<Option<ReadyConnection>, DialError> {
     let (sandbox, route) = &host_pool.key;
     let deadline = Deadline::new(&route.host, since, config.timeouts.connect);
-    let mut seen = None;
-    let mut checkout = host_pool.check_out(seen, is_retry);
+    let mut awaited_dial = None;
+    let mut checkout = host_pool.check_out(awaited_dial, is_retry);
     loop {
         match checkout {
             Checkout::Http1 {
@@ -86,7 +86,7 @@ pub(super) async fn take_connection(
                         transport: Transport::Http1(PooledLease { slot, connection }),
                     }));
                 }
-                checkout = host_pool.check_out(seen, is_retry);
+                checkout = host_pool.check_out(awaited_dial, is_retry);
             }
             Checkout::Http2 { slot, connection } => {
                 return Ok(Some(ReadyConnection {
@@ -95,7 +95,8 @@ pub(super) async fn take_connection(
                 }));
             }
             Checkout::Dial(dial) => {
-                // Dialling is rare and its future large: unboxed, it would enlarge every request's.
+                // Boxed: dialling is rare, and its large future would enlarge the future of every
+                // request.
                 let dialing = Box::pin(deadline.enforce(config.connect_http(route, sandbox)));
                 return match dialing.await {
                     Ok((connection, timings)) => {
@@ -108,7 +109,7 @@ pub(super) async fn take_connection(
                 };
             }
             Checkout::Wait { dial } => {
-                seen = dial;
+                awaited_dial = dial;
                 checkout = Box::pin(wait_for_change(host_pool, &deadline, dial, is_retry)).await?;
             }
             Checkout::Failed(error) => return Err(error),
@@ -127,16 +128,16 @@ async fn wait_for_change(
     let mut changed = pin!(host_pool.changed.notified());
     changed.as_mut().enable();
     // Check again: the pool may have changed before the notification was enabled.
-    let seen = match host_pool.check_out(dial, is_retry) {
+    let awaited_dial = match host_pool.check_out(dial, is_retry) {
         Checkout::Wait { dial } => dial,
         found => return Ok(found),
     };
     if timeout_at(deadline.at, changed).await.is_ok() {
-        return Ok(host_pool.check_out(seen, is_retry));
+        return Ok(host_pool.check_out(awaited_dial, is_retry));
     }
     let (host, after) = (deadline.host.clone(), deadline.after);
     // Without a dial the request waited for other requests, not for the upstream.
-    Err(match seen {
+    Err(match awaited_dial {
         Some(_) => DialError::TimedOut {
             host,
             step: DialStep::Connect,
@@ -180,12 +181,12 @@ impl ReadyConnection {
                 let wrap = |content| OutgoingBody::new(content, Arc::clone(&frames), None);
                 let mut sending = pin!(lease.connection.send(request.map(wrap)));
                 let connection = &mut lease.connection;
-                let driven = |cx: &mut Context<'_>, until| {
-                    connection.drive_until(cx, |connection, inside| {
-                        poll_until(inside, sending.as_mut(), connection.alarm(), until)
+                let poll_http1 = |cx: &mut Context<'_>, until| {
+                    connection.drive_until(cx, |connection, hyper_cx| {
+                        poll_until(hyper_cx, sending.as_mut(), connection.alarm(), until)
                     })
                 };
-                let answered = wait_for_head(&route.host, &frames, response, driven).await?;
+                let answered = wait_for_head(&route.host, &frames, response, poll_http1).await?;
                 (answered, BodySource::Http1(Box::new(lease)))
             }
             Transport::Http2(slot, mut sender, refresh) => {
@@ -196,10 +197,10 @@ impl ReadyConnection {
                 };
                 let mut sending = pin!(sender.try_send_request(request.map(wrap)));
                 let mut alarm = Alarm::default();
-                let sent = |cx: &mut Context<'_>, until| {
+                let poll_http2 = |cx: &mut Context<'_>, until| {
                     poll_until(cx, sending.as_mut(), &mut alarm, until)
                 };
-                let answered = wait_for_head(&route.host, &frames, response, sent).await?;
+                let answered = wait_for_head(&route.host, &frames, response, poll_http2).await?;
                 // The peer's SETTINGS arrive before its first response.
                 if let Some(refresh) = refresh {
                     refresh.notify_one();
@@ -317,7 +318,7 @@ fn poll_until(
     }
 }
 
-/// The error for a failed send: the request body's own, or the upstream's.
+/// The error for a failed send: the error of the request body, or that of the upstream.
 pub(super) fn send_error(host: &Host, error: hyper::Error) -> DialError {
     if error.is_user() {
         return DialError::RequestBodyFailed {

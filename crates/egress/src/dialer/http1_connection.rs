@@ -128,15 +128,15 @@ impl Http1Connection {
         mut check: impl FnMut(&mut Self, &mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         let (wake_flag, waker) = (Arc::clone(&self.wake_flag), self.waker.clone());
-        let mut inside = Context::from_waker(&waker);
+        let mut hyper_cx = Context::from_waker(&waker);
         wake_flag.begin_poll(cx.waker());
         // Earlier wake-ups are handled by this poll.
         wake_flag.take();
         let mut polls = MAX_POLLS;
         loop {
-            self.drive(&mut inside);
-            if let Poll::Ready(found) = check(self, &mut inside) {
-                // The caller polls again for whatever it needs next.
+            self.drive(&mut hyper_cx);
+            if let Poll::Ready(found) = check(self, &mut hyper_cx) {
+                // The caller polls again if it needs more.
                 wake_flag.end_poll();
                 return Poll::Ready(found);
             }
@@ -151,11 +151,11 @@ impl Http1Connection {
         Poll::Pending
     }
 
-    fn drive(&mut self, inside: &mut Context<'_>) {
+    fn drive(&mut self, hyper_cx: &mut Context<'_>) {
         let Some(connection) = &mut self.connection else {
             return;
         };
-        if let Poll::Ready(ended) = connection.as_mut().poll(inside) {
+        if let Poll::Ready(ended) = connection.as_mut().poll(hyper_cx) {
             self.connection = None;
             if let Err(error) = ended {
                 let peer = self.peer;
@@ -166,11 +166,11 @@ impl Http1Connection {
 
     /// Ready with whether the connection can take a request; `false` if it never will.
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        self.drive_until(cx, |this, inside| {
+        self.drive_until(cx, |this, hyper_cx| {
             if this.connection.is_none() || (this.is_write_closed() && this.sender.is_ready()) {
                 return Poll::Ready(false);
             }
-            this.sender.poll_ready(inside).map(|ready| ready.is_ok())
+            this.sender.poll_ready(hyper_cx).map(|ready| ready.is_ok())
         })
     }
 

@@ -39,10 +39,11 @@ pub(super) struct Pool {
     host_pools: Mutex<HashMap<Key, Arc<HostPool>, foldhash::fast::RandomState>>,
     /// Pooled connections of all sandboxes.
     pooled: AtomicUsize,
+    /// Whether the task that removes expired connections runs.
     sweeping: AtomicBool,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -57,7 +58,7 @@ impl Pool {
 
     /// The host pool for `key`, created if needed.
     pub(super) fn host_pool(self: &Arc<Self>, key: &Key) -> Arc<HostPool> {
-        let mut host_pools = locked(&self.host_pools);
+        let mut host_pools = lock_mutex(&self.host_pools);
         if let Some(host_pool) = host_pools.get(key) {
             return Arc::clone(host_pool);
         }
@@ -71,16 +72,16 @@ impl Pool {
         host_pool
     }
 
-    /// Closes the host pools that `chosen` selects. Idle connections close now, busy ones when
-    /// their request ends.
-    pub(super) fn close(&self, mut chosen: impl FnMut(&Key) -> bool) {
+    /// Closes the host pools for which `is_selected` is true. Idle connections close now, busy
+    /// connections when their request ends.
+    pub(super) fn close(&self, mut is_selected: impl FnMut(&Key) -> bool) {
         let mut closed = Vec::new();
-        locked(&self.host_pools).retain(|key, host_pool| {
-            let chosen = chosen(key);
-            if chosen {
+        lock_mutex(&self.host_pools).retain(|key, host_pool| {
+            let is_selected = is_selected(key);
+            if is_selected {
                 closed.push(Arc::clone(host_pool));
             }
-            !chosen
+            !is_selected
         });
         for host_pool in closed {
             host_pool.close();
@@ -89,13 +90,13 @@ impl Pool {
 
     /// Number of idle connections.
     pub(super) fn idle(&self) -> usize {
-        let host_pools = locked(&self.host_pools);
+        let host_pools = lock_mutex(&self.host_pools);
         host_pools.values().map(|host_pool| host_pool.idle()).sum()
     }
 
     /// Drops the connection that was idle longest, of one sandbox or of all.
     fn trim(&self, sandbox: Option<&SandboxId>) {
-        let host_pools = locked(&self.host_pools);
+        let host_pools = lock_mutex(&self.host_pools);
         let oldest = host_pools
             .values()
             .filter(|host_pool| sandbox.is_none_or(|sandbox| host_pool.key.0 == *sandbox))
@@ -107,7 +108,8 @@ impl Pool {
     }
 
     /// Starts the task that removes expired connections, if none runs; it ends when the pool is
-    /// empty. Start and end happen under the lock on `host_pools`, so every host pool has it.
+    /// empty. The task starts and ends under the lock on `host_pools`, so it runs as long as a host
+    /// pool exists.
     fn start_sweeper(self: &Arc<Self>) {
         if self.sweeping.swap(true, Ordering::AcqRel) {
             return;
@@ -128,7 +130,7 @@ impl Pool {
 
     /// Removes expired connections; returns whether the pool is empty.
     fn sweep(&self) -> bool {
-        let mut host_pools = locked(&self.host_pools);
+        let mut host_pools = lock_mutex(&self.host_pools);
         host_pools.retain(|_, host_pool| !host_pool.sweep() || Arc::strong_count(host_pool) > 1);
         let empty = host_pools.is_empty();
         if empty {

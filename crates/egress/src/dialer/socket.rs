@@ -24,10 +24,10 @@ const KEEPALIVE_COUNT: u32 = 4;
 pub(super) async fn connect(
     addresses: &[SocketAddr],
 ) -> std::result::Result<(TcpStream, SocketAddr), String> {
-    let mut left = addresses.iter().copied().take(MAX_ADDRESSES);
+    let mut remaining = addresses.iter().copied().take(MAX_ADDRESSES);
     let mut failures = Vec::new();
     let mut attempts = JoinSet::new();
-    let mut try_next = |attempts: &mut JoinSet<_>| match left.next() {
+    let mut try_next = |attempts: &mut JoinSet<_>| match remaining.next() {
         Some(address) => {
             attempts.spawn(async move { (address, dial(address).await) });
             true
@@ -44,7 +44,7 @@ pub(super) async fn connect(
                     failures.push(format!("{address}: {error}"));
                     more = try_next(&mut attempts);
                 }
-                Some(Err(lost)) => failures.push(lost.to_string()),
+                Some(Err(panicked)) => failures.push(panicked.to_string()),
             },
             () = tokio::time::sleep(STAGGER), if more => more = try_next(&mut attempts),
         }

@@ -113,7 +113,7 @@ pub(super) fn decide_name(
         grants: policy.grants.as_deref(),
         now: policy.now,
     };
-    let decided = decide(Subject::Name(sandbox, &host), Mode::Live, cx).now();
+    let decided = decide(Subject::Name(sandbox, &host), Mode::Live, cx).into_outcome();
     let rule = match decided.verdict {
         Verdict::Allow { rule } => Some(rule),
         Verdict::Modify(change) => Some(change.rule),
@@ -124,11 +124,11 @@ pub(super) fn decide_name(
             let (code, denial) = match raise(&question) {
                 true => (
                     ResponseCode::ServFail,
-                    question.refused(Reason::AskTimeout).with_message(
+                    question.denial(Reason::AskTimeout).with_message(
                         "This name waits for the operator's approval. Try again later.",
                     ),
                 ),
-                false => (ResponseCode::NXDomain, question.unattended()),
+                false => (ResponseCode::NXDomain, question.unattended_denial()),
             };
             return refuse(code, denial, QueryOutcome::Denied);
         }
@@ -151,7 +151,7 @@ pub(super) fn decide_name(
     }
 }
 
-/// Addresses of the names with a local meaning: the gate's name and `localhost`.
+/// Addresses of the names that the gate resolves itself: its own name and `localhost`.
 pub(super) fn own_addresses(name: &HostName, context: &QueryContext) -> Option<OwnAddresses> {
     let (four, six) = if name.as_str() == GATE_HOST {
         match context.gate.map(|gate| gate.to_canonical()) {

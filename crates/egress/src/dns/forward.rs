@@ -95,7 +95,9 @@ impl Forwarder {
         name: &HostName,
         kind: RecordType,
     ) -> ForwardOutcome {
-        match tokio::time::timeout_at(context.deadline, self.walk(context, name, kind)).await {
+        match tokio::time::timeout_at(context.deadline, self.follow_aliases(context, name, kind))
+            .await
+        {
             Ok(Ok(forwarded)) => forwarded,
             Ok(Err(ResolveError::Denied(denial))) => ForwardOutcome::NameDenied(denial),
             Ok(Err(ResolveError::Failed(error))) => ForwardOutcome::Failed(error),
@@ -103,7 +105,7 @@ impl Forwarder {
         }
     }
 
-    async fn walk(
+    async fn follow_aliases(
         &self,
         context: ForwardContext<'_>,
         question: &HostName,

@@ -24,7 +24,7 @@ const MAX_ORDINARY_LABEL: usize = 40;
 /// Longest text before the base domain, in characters, that does not look like encoded data.
 const MAX_ORDINARY_PREFIX: usize = 80;
 
-/// Shortest label whose entropy is measured: in shorter ones it is no evidence.
+/// Shortest label whose entropy is measured. In shorter labels high entropy is no sign of data.
 const MIN_ENTROPY_LABEL: usize = 24;
 
 /// Entropy in bits per character from which a label looks like data. Words joined by hyphens have
@@ -80,6 +80,7 @@ type Bases = HashMap<Box<str>, Window>;
 #[derive(Debug)]
 struct Window {
     began: Instant,
+    /// Hashes of the names that were resolved in this window.
     seen: HashSet<u64>,
     data_like: usize,
 }
@@ -193,11 +194,11 @@ fn base_domain(name: &str) -> &str {
     let mut dots = name.rmatch_indices('.').map(|(at, _)| at);
     let (top, second, third) = (dots.next(), dots.next(), dots.next());
     let after = |dot: Option<usize>| dot.and_then(|at| name.get(at + 1..)).unwrap_or(name);
-    let division = top.zip(second).is_some_and(|(top, second)| {
+    let has_country_suffix = top.zip(second).is_some_and(|(top, second)| {
         let country = name.len() - top - 1 == 2;
         country && top - second - 1 <= 3
     });
-    if division {
+    if has_country_suffix {
         after(third)
     } else {
         after(second)

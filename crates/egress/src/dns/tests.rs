@@ -56,8 +56,8 @@ fn query(name: &str, kind: u16, size: Option<u16>) -> Vec<u8> {
     bytes
 }
 
-/// The answer, which must be ready at once: these tests have no upstream.
-fn answer_now(
+/// Answers a query. The answer must be ready at once, because these tests have no upstream.
+fn answer_without_waiting(
     server: &NameServer,
     client: &QueryClient,
     query: &[u8],
@@ -72,7 +72,8 @@ fn answer_now(
 }
 
 fn look_up(server: &NameServer, name: &str, kind: u16) -> (Message, Option<AuditEvent>) {
-    let answered = answer_now(server, &client("one"), &query(name, kind, None), &UDP).unwrap();
+    let answered =
+        answer_without_waiting(server, &client("one"), &query(name, kind, None), &UDP).unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
     assert_eq!(message.metadata.id, 0x1234);
     assert_eq!(message.metadata.message_type, MessageType::Response);
@@ -125,7 +126,7 @@ fn valid_name_gets_synthetic_address_that_maps_back() {
 fn answer_repeats_question_in_original_case() {
     let server = server();
     let bytes_sent = query("wWw.ExAmPlE.cOm", 1, None);
-    let answered = answer_now(&server, &client("one"), &bytes_sent, &UDP).unwrap();
+    let answered = answer_without_waiting(&server, &client("one"), &bytes_sent, &UDP).unwrap();
     assert_eq!(answered.bytes[12..bytes_sent.len()], bytes_sent[12..]);
     let upper = Message::from_vec(&answered.bytes).unwrap();
     let (lower, _) = look_up(&server, "www.example.com", 1);
@@ -154,7 +155,8 @@ fn gate_and_localhost_have_fixed_addresses() {
         ..UDP
     };
     let answered =
-        answer_now(&server, &client("one"), &query(GATE_HOST, 1, None), &shared).unwrap();
+        answer_without_waiting(&server, &client("one"), &query(GATE_HOST, 1, None), &shared)
+            .unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
     assert_eq!(address(&message).to_string(), "192.0.2.7");
 }
@@ -225,7 +227,10 @@ fn https_records_are_empty_and_other_types_refused() {
     let refused = QueryOutcome::Refused;
     assert_eq!(server.metrics.count_of(refused, Some(RecordType::TXT)), 1);
     let other = server.metrics.count_of(refused, Some(RecordType::AXFR));
-    assert_eq!(other, 5, "types without a label of their own share one");
+    assert_eq!(
+        other, 5,
+        "types without their own label share the label 'other'"
+    );
 }
 
 #[test]
@@ -252,7 +257,7 @@ fn unknown_client_is_refused_for_any_query() {
     let unknown = QueryClient::Unknown(denial);
     let good = query("example.com", 1, None);
     for bytes in [good.clone(), good[..20].to_vec()] {
-        let answered = answer_now(&server, &unknown, &bytes, &UDP).unwrap();
+        let answered = answer_without_waiting(&server, &unknown, &bytes, &UDP).unwrap();
         let message = Message::from_vec(&answered.bytes).unwrap();
         assert_eq!(message.metadata.response_code, ResponseCode::Refused);
         let event = answered.event.unwrap();
@@ -285,7 +290,7 @@ fn invalid_host_names_are_refused() {
     // One label that contains a dot must not be read as two.
     let mut dotted = query("evil-allowed.test", 1, None);
     dotted[12 + 5] = b'.';
-    let answered = answer_now(&server, &client("one"), &dotted, &UDP).unwrap();
+    let answered = answer_without_waiting(&server, &client("one"), &dotted, &UDP).unwrap();
     assert_eq!(answered.event.unwrap().reason, Some(Reason::BadName));
 }
 
@@ -299,10 +304,13 @@ fn malformed_query_gets_header_only_answer_or_none() {
         bytes[at] = byte;
         bytes
     };
-    assert_eq!(answer_now(&server, &one, b"", &UDP), None);
-    assert_eq!(answer_now(&server, &one, &good[..11], &UDP), None);
+    assert_eq!(answer_without_waiting(&server, &one, b"", &UDP), None);
     assert_eq!(
-        answer_now(&server, &one, &with(2, 0x81), &UDP),
+        answer_without_waiting(&server, &one, &good[..11], &UDP),
+        None
+    );
+    assert_eq!(
+        answer_without_waiting(&server, &one, &with(2, 0x81), &UDP),
         None,
         "an answer"
     );
@@ -317,10 +325,10 @@ fn malformed_query_gets_header_only_answer_or_none() {
         (with(2, 0x28), ResponseCode::NotImp), // UPDATE
         (with(2, 0x10), ResponseCode::NotImp), // STATUS
         (with(5, 0), ResponseCode::FormErr),   // no question
-        (with(5, 2), ResponseCode::FormErr),   // two
-        (with(4, 255), ResponseCode::FormErr), // thousands
-        (with(7, 1), ResponseCode::FormErr),   // an answer inside
-        (with(9, 1), ResponseCode::FormErr),   // an authority
+        (with(5, 2), ResponseCode::FormErr),   // two questions
+        (with(4, 255), ResponseCode::FormErr), // thousands of questions
+        (with(7, 1), ResponseCode::FormErr),   // an answer record
+        (with(9, 1), ResponseCode::FormErr),   // an authority record
         (with(11, 9), ResponseCode::FormErr),  // fewer records than announced
         (with(12, 0xc0), ResponseCode::FormErr),
         (with(12, 0x40), ResponseCode::FormErr),
@@ -329,7 +337,7 @@ fn malformed_query_gets_header_only_answer_or_none() {
         (good[..20].to_vec(), ResponseCode::FormErr),
         (good[..12].to_vec(), ResponseCode::FormErr),
     ] {
-        let answered = answer_now(&server, &one, &bytes, &UDP).unwrap();
+        let answered = answer_without_waiting(&server, &one, &bytes, &UDP).unwrap();
         assert_eq!(answered.bytes.len(), 12, "{bytes:02x?}");
         assert_eq!(answered.bytes[..2], [0x12, 0x34]);
         assert_eq!(answered.bytes[2] & 0xf8, 0x80 | (bytes[2] & 0x78));
@@ -337,14 +345,14 @@ fn malformed_query_gets_header_only_answer_or_none() {
         assert_eq!(answered.event.unwrap().reason, Some(Reason::Framing));
     }
     let version_one = with(good.len() - 5, 1);
-    let answered = answer_now(&server, &one, &version_one, &UDP).unwrap();
+    let answered = answer_without_waiting(&server, &one, &version_one, &UDP).unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
-    // 16 has two names.
+    // The library has two names for response code 16 (BADVERS and BADSIG).
     assert_eq!(u16::from(message.metadata.response_code), 16);
     assert_eq!(message.edns.unwrap().version(), 0);
     // Class CHAOS, as in `version.bind`.
     let chaos = with(good.len() - 12, 3);
-    let answered = answer_now(&server, &one, &chaos, &UDP).unwrap();
+    let answered = answer_without_waiting(&server, &one, &chaos, &UDP).unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
     assert_eq!(message.metadata.response_code, ResponseCode::Refused);
 }
@@ -353,12 +361,12 @@ fn malformed_query_gets_header_only_answer_or_none() {
 fn refusal_reason_is_sent_to_edns_clients_only() {
     let server = server();
     let bytes_sent = query("example.com", 255, Some(4096));
-    let answered = answer_now(&server, &client("one"), &bytes_sent, &UDP).unwrap();
+    let answered = answer_without_waiting(&server, &client("one"), &bytes_sent, &UDP).unwrap();
     let text = String::from_utf8_lossy(&answered.bytes);
     assert!(text.contains("dns_type"), "{text:?}");
     let message = Message::from_vec(&answered.bytes).unwrap();
     assert_eq!(message.edns.unwrap().max_payload(), 1232);
-    let plain = answer_now(
+    let plain = answer_without_waiting(
         &server,
         &client("one"),
         &query("example.com", 255, None),
@@ -401,7 +409,11 @@ fn answer_is_truncated_over_udp_and_complete_over_tcp() {
         (message.metadata.truncation, message.answers.len()),
         (false, 28)
     );
-    assert!(bytes.len() > 470, "near the edge: {}", bytes.len());
+    assert!(
+        bytes.len() > 470,
+        "the answer is close to the limit: {}",
+        bytes.len()
+    );
 }
 
 #[test]
@@ -413,7 +425,8 @@ fn denied_name_is_nxdomain_for_every_type_in_forward_mode() {
     };
     for kind in [1, 28, 65] {
         let bytes_sent = query("secret.evil.test", kind, None);
-        let answered = answer_now(&server, &client("one"), &bytes_sent, &context).unwrap();
+        let answered =
+            answer_without_waiting(&server, &client("one"), &bytes_sent, &context).unwrap();
         let message = Message::from_vec(&answered.bytes).unwrap();
         assert_eq!(message.metadata.response_code, ResponseCode::NXDomain);
         assert_eq!(message.authorities.len(), 1);
@@ -475,7 +488,7 @@ proptest! {
     ) {
         let server = server();
         for context in [UDP, TCP, QueryContext { mode: DnsMode::Forward, ..UDP }] {
-            let answered = answer_now(&server, &client("one"), &bytes, &context);
+            let answered = answer_without_waiting(&server, &client("one"), &bytes, &context);
             let Some(answered) = answered else {
                 prop_assert!(bytes.len() < 12 || bytes[2] & 0x80 != 0);
                 continue;

@@ -18,15 +18,17 @@ use hickory_resolver::{NameServerPool, PoolContext, TlsConfig};
 use policy::host::{Host, HostName};
 use policy::reason::Reason;
 
-/// Most aliases of one name.
+/// Maximum number of aliases of one name.
 pub(super) const MAX_HOPS: usize = 8;
 
-/// Most records that are read from one answer.
+/// Maximum number of records that are read from one answer.
 const MAX_RECORDS: usize = 64;
 
-/// Limits of the time for which answers are cached, in seconds.
+/// Minimum time for which an answer is cached, in seconds.
 const MIN_TTL: u32 = 1;
+/// Maximum time for which an answer with records is cached, in seconds.
 const MAX_TTL: u32 = 300;
+/// Maximum time for which an answer without records is cached, in seconds.
 const MAX_EMPTY_TTL: u32 = 30;
 
 /// The part of an upstream answer that belongs to the query: the chain of aliases from the queried
@@ -44,6 +46,7 @@ pub(super) enum ChainEnd {
     Records(Vec<RData>),
     /// The name has no records of this type.
     NoData,
+    /// The name does not exist.
     NoName,
     /// The answer has no result for the last alias, which needs its own query.
     Unresolved,

@@ -249,8 +249,8 @@ fn split(bytes: &[u8], at: Option<usize>) -> Option<(&[u8], &[u8])> {
     Some((before, rest.get(1..)?))
 }
 
-/// Removes surrounding spaces. A tab stays, and makes a framing header invalid: honest clients do
-/// not send one there.
+/// Removes surrounding spaces. A tab stays and makes a framing header invalid: ordinary clients do
+/// not send tabs there.
 fn trim(mut value: &[u8]) -> &[u8] {
     while let [b' ', rest @ ..] | [rest @ .., b' '] = value {
         value = rest;

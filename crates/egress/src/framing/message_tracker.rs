@@ -87,13 +87,19 @@ enum Position {
 /// The position in a chunk.
 #[derive(Clone, Copy, Debug)]
 enum Chunk {
+    /// In the size, of which `digits` digits were read.
     Size { digits: u8, size: u64 },
+    /// Between the CR and the LF after the size.
     SizeEnd { size: u64 },
+    /// In the data, of which `left` bytes are to come.
     Data { left: u64 },
+    /// Before the CR after the data.
     DataEnd,
+    /// Between the CR and the LF after the data.
     DataFeed,
 }
 
+/// The position before the first chunk.
 const FIRST_CHUNK: Chunk = Chunk::Size { digits: 0, size: 0 };
 
 impl MessageTracker {
@@ -110,7 +116,7 @@ impl MessageTracker {
     /// are valid, and the fault after them. The rest belongs to an incomplete head or trailers, or
     /// follows a request whose upgrade is pending: the caller passes it again, with more bytes
     /// after it.
-    pub(super) fn follow(&mut self, bytes: &[u8]) -> (usize, Result<(), FaultKind>) {
+    pub(super) fn check_bytes(&mut self, bytes: &[u8]) -> (usize, Result<(), FaultKind>) {
         let mut valid = 0;
         loop {
             let rest = bytes.get(valid..).unwrap_or_default();

@@ -50,8 +50,8 @@ fn assert_head_refused(head: &str, kind: FaultKind) {
     assert!(seen.out.ends_with(STAND_IN));
 }
 
-/// A GET with these lines after its Host.
-fn with(lines: &str) -> String {
+/// A GET request with these header lines after its Host header.
+fn get_with_headers(lines: &str) -> String {
     format!("GET / HTTP/1.1\r\nHost: a.test\r\n{lines}\r\n\r\n")
 }
 
@@ -171,7 +171,7 @@ fn invalid_header_line_is_refused() {
         ("X: \u{7f}y", FaultKind::Value),
         ("Transfer-Encoding: \u{b}chunked", FaultKind::Value),
     ] {
-        assert_head_refused(&with(lines), kind);
+        assert_head_refused(&get_with_headers(lines), kind);
     }
     assert_head_refused("GET / HTTP/1.1\r\n Host: a.test\r\n\r\n", FaultKind::Fold);
 }
@@ -179,8 +179,8 @@ fn invalid_header_line_is_refused() {
 #[test]
 fn request_without_exactly_one_host_is_refused() {
     for (head, kind) in [
-        (with("Host: a.test"), FaultKind::TwoHosts),
-        (with("hOST: b.test"), FaultKind::TwoHosts),
+        (get_with_headers("Host: a.test"), FaultKind::TwoHosts),
+        (get_with_headers("hOST: b.test"), FaultKind::TwoHosts),
         ("GET / HTTP/1.1\r\n\r\n".into(), FaultKind::NoHost),
         ("GET / HTTP/1.0\r\n\r\n".into(), FaultKind::NoHost),
         ("OPTIONS * HTTP/1.0\r\n\r\n".into(), FaultKind::NoHost),
@@ -251,7 +251,7 @@ fn ambiguous_body_length_is_refused() {
         ("Transfer-Encoding:\tchunked", FaultKind::Coding),
         ("Transfer-Encoding:", FaultKind::Coding),
     ] {
-        assert_head_refused(&with(lines), kind);
+        assert_head_refused(&get_with_headers(lines), kind);
     }
     assert_head_refused(
         "POST / HTTP/1.0\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -302,7 +302,7 @@ fn invalid_chunk_ends_the_body_in_an_error() {
         assert_refused(&format!("{CHUNKED}{good}"), bad, kind);
         // The fault belongs to the second request.
         let seen = run(
-            format!("{}{CHUNKED}{good}{bad}", with("X: y")).as_bytes(),
+            format!("{}{CHUNKED}{good}{bad}", get_with_headers("X: y")).as_bytes(),
             7,
         );
         assert_eq!(seen.fault.map(|(ordinal, _)| ordinal), Some(1));
@@ -316,7 +316,7 @@ fn body_fault_is_returned_by_every_later_read() {
         rest: bytes.as_bytes(),
         step: usize::MAX,
     };
-    let (mut guard, faults) = FramingGuard::new(pieces, HeadLimits::default());
+    let (mut guard, guard_handle) = FramingGuard::new(pieces, HeadLimits::default());
     let mut cx = Context::from_waker(Waker::noop());
     let mut space = [0; 1024];
     let mut buf = ReadBuf::new(&mut space);
@@ -331,17 +331,20 @@ fn body_fault_is_returned_by_every_later_read() {
         assert_eq!(fault.kind, FaultKind::ChunkEnd);
         assert!(fault.to_string().contains("CRLF"), "{fault}");
     }
-    assert_eq!(faults.take_fault(1), None);
-    assert_eq!(faults.take_fault(0).unwrap().kind, FaultKind::ChunkEnd);
-    assert_eq!(faults.take_fault(0), None, "a fault is returned once");
+    assert_eq!(guard_handle.take_fault(1), None);
+    assert_eq!(
+        guard_handle.take_fault(0).unwrap().kind,
+        FaultKind::ChunkEnd
+    );
+    assert_eq!(guard_handle.take_fault(0), None, "a fault is returned once");
 }
 
 #[test]
 fn messages_above_size_limits_are_refused() {
     let limits = HeadLimits::default();
     let fits = |name: &str, length: usize| {
-        let value = "a".repeat(length - with(&format!("{name}: ")).len());
-        with(&format!("{name}: {value}"))
+        let value = "a".repeat(length - get_with_headers(&format!("{name}: ")).len());
+        get_with_headers(&format!("{name}: {value}"))
     };
     let head = fits("X", limits.head);
     assert_eq!(head.len(), limits.head);
@@ -349,17 +352,18 @@ fn messages_above_size_limits_are_refused() {
         (head.clone(), None),
         (head.replace("X:", "XX:"), Some(FaultKind::HeadTooLong)),
         ("a".repeat(limits.head), Some(FaultKind::HeadTooLong)),
-        (with(&["X: y"; 99].join("\r\n")), None),
+        (get_with_headers(&["X: y"; 99].join("\r\n")), None),
         (
-            with(&["X: y"; 100].join("\r\n")),
+            get_with_headers(&["X: y"; 100].join("\r\n")),
             Some(FaultKind::TooManyHeaders),
         ),
         (
-            with("").replace("GET /", &format!("GET /{}", "a".repeat(limits.target - 1))),
+            get_with_headers("")
+                .replace("GET /", &format!("GET /{}", "a".repeat(limits.target - 1))),
             None,
         ),
         (
-            with("").replace("GET /", &format!("GET /{}", "a".repeat(limits.target))),
+            get_with_headers("").replace("GET /", &format!("GET /{}", "a".repeat(limits.target))),
             Some(FaultKind::TargetTooLong),
         ),
         (
@@ -391,7 +395,7 @@ fn messages_above_size_limits_are_refused() {
 
 #[test]
 fn connection_end_inside_a_head_is_a_fault() {
-    let head = with("X: y");
+    let head = get_with_headers("X: y");
     for cut in 1..head.len() {
         assert_refused("", &head[..cut], FaultKind::Cut);
         assert_refused(&head, &head[..cut], FaultKind::Cut);
@@ -407,7 +411,7 @@ fn connection_end_inside_a_head_is_a_fault() {
 
 #[test]
 fn large_buffer_is_released_when_empty() {
-    let head = with(&format!("X: {}", "a".repeat(32 * 1024)));
+    let head = get_with_headers(&format!("X: {}", "a".repeat(32 * 1024)));
     let pieces = ChunkedReader {
         rest: head.as_bytes(),
         step: 1000,
@@ -427,7 +431,7 @@ fn large_buffer_is_released_when_empty() {
 // Issue 14, number 12.
 #[tokio::test]
 async fn is_inside_head_is_true_for_incomplete_heads_only() {
-    let whole = with("X: y");
+    let whole = get_with_headers("X: y");
     for (bytes, closed, is_inside) in [
         (String::new(), false, false),
         ("SSH-2.0-OpenSSH_9.9".to_owned(), false, true),
@@ -441,7 +445,7 @@ async fn is_inside_head_is_true_for_incomplete_heads_only() {
         ("GET / HTTP/1.1\nHost: a.test\r\n".to_owned(), false, false),
     ] {
         let (mut client, server) = tokio::io::duplex(4096);
-        let (mut guard, faults) = FramingGuard::new(server, HeadLimits::default());
+        let (mut guard, guard_handle) = FramingGuard::new(server, HeadLimits::default());
         let mut cx = Context::from_waker(Waker::noop());
         // In two pieces, as slow heads arrive.
         let (first, second) = bytes.as_bytes().split_at(bytes.len() / 2);
@@ -455,7 +459,7 @@ async fn is_inside_head_is_true_for_incomplete_heads_only() {
             drop(client);
             read_all(&mut guard, &mut cx);
         }
-        assert_eq!(faults.is_inside_head(), is_inside, "{bytes:?}");
+        assert_eq!(guard_handle.is_inside_head(), is_inside, "{bytes:?}");
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) async fn spool(
     limit: u64,
 ) -> Result<SpooledPush, RequestRefusal> {
     let (services, quota) = (Arc::clone(&cx.services), Arc::clone(&cx.sandbox.spooled));
-    let opened = off_thread(move || services.spools().open(&quota)).await?;
+    let opened = run_blocking(move || services.spools().open(&quota)).await?;
     let mut spooler = opened
         .map(|spool| PushSpooler::new(spool, encoding, limit))
         .map_err(|error| refuse(PushSpoolError::Spool(error), encoding, None, 0))?;
@@ -55,7 +55,7 @@ pub(super) async fn spool(
             continue;
         }
         let batch = pending.split();
-        let (returned, result) = off_thread(move || {
+        let (returned, result) = run_blocking(move || {
             let result = spooler.write(&batch);
             (spooler, result)
         })
@@ -78,7 +78,7 @@ pub(super) async fn spool(
             break;
         }
     }
-    let finished = off_thread(move || {
+    let finished = run_blocking(move || {
         if let Err(error) = spooler.write(&pending) {
             return Err((spooler.head().cloned(), error));
         }
@@ -102,7 +102,7 @@ async fn drain(mut body: MessageBody, mut spooler: PushSpooler, encoding: PushEn
         if encoding != PushEncoding::UntilPackEnd {
             continue;
         }
-        let skipped = off_thread(move || {
+        let skipped = run_blocking(move || {
             let has_more = spooler.skip(&data);
             (spooler, has_more)
         });
@@ -112,7 +112,7 @@ async fn drain(mut body: MessageBody, mut spooler: PushSpooler, encoding: PushEn
     drained
 }
 
-async fn off_thread<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RequestRefusal> {
     spawn_blocking(work).await.map_err(|error| {
@@ -136,7 +136,7 @@ fn refuse(
             size::denial(size, limit)
         }
         PushSpoolError::TooLarge { limit } => {
-            let denial = size::denial(size, limit).with(Detail::Size { bytes: size, limit });
+            let denial = size::denial(size, limit).with_detail(Detail::Size { bytes: size, limit });
             return RequestRefusal::new(Stage::Git, denial);
         }
         PushSpoolError::Pack(error) => Denial::new(Reason::GitMalformed, "git:form")

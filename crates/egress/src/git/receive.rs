@@ -86,7 +86,7 @@ pub(crate) async fn spool_push(
 /// Decides about a spooled push to a host or to a mirror. The cheapest checks come first.
 pub(crate) async fn decide_push(
     cx: &RequestCx,
-    arrival: &IncomingPush<'_>,
+    incoming: &IncomingPush<'_>,
     spooled: &SpooledPush,
     answers: &ApprovalAnswers,
     token_taken: &mut bool,
@@ -107,7 +107,7 @@ pub(crate) async fn decide_push(
         repo,
         limit,
         upstream,
-    } = *arrival;
+    } = *incoming;
     let repository = RemoteRepository {
         host: host.to_string(),
         repo: repo.to_owned(),
@@ -122,31 +122,31 @@ pub(crate) async fn decide_push(
     branches
         .load_once(services.audit().as_ref(), sandbox.id())
         .await;
-    let case = push_context(&cx.snapshot.settings, head);
-    let refs = ref_facts(sandbox, &case, &repository);
+    let context = push_context(&cx.snapshot.settings, head);
+    let refs = ref_facts(sandbox, &context, &repository);
     let bytes = spooled.spool.len();
     let push = |objects| PushFacts {
         registration,
         host,
         repo,
-        case: &case,
+        context: &context,
         refs: &refs,
         objects,
         atomic: head.capabilities.atomic,
         bytes,
     };
-    let by_refs = cx
+    let refs_decision = cx
         .decide(Subject::Push(push(ObjectFacts::Unread)), answers)
-        .now();
-    by_refs.refusal().map_err(refuse)?;
+        .into_outcome();
+    refs_decision.refusal().map_err(refuse)?;
     let rules = cx.snapshot.settings.push_rules(registration.auth_mode);
-    let findings = if rules.wants_findings(&case) {
+    let findings = if rules.wants_findings(&context) {
         let pack_source = PackSource {
             spool: &spooled.spool,
             pack: *pack,
             upstream,
         };
-        let read = read_objects(services, &case, &repository, &pack_source).await;
+        let read = read_objects(services, &context, &repository, &pack_source).await;
         Some(read.map_err(refuse)?)
     } else {
         None
@@ -161,10 +161,10 @@ pub(crate) async fn decide_push(
         .decide(Subject::Push(push(objects)), answers)
         .wait()
         .await;
-    let passes = matches!(decided.verdict, Verdict::Allow { .. } | Verdict::Modify(_));
-    let by_bundle = decided.check == Check::Bundles;
+    let is_allowed = matches!(decided.verdict, Verdict::Allow { .. } | Verdict::Modify(_));
+    let decided_by_bundle = decided.check == Check::Bundles;
     if let Some(found) = findings.as_ref().filter(|found| !found.secrets.is_empty())
-        && (passes || by_bundle)
+        && (is_allowed || decided_by_bundle)
     {
         let secrets = found.secrets.len();
         tracing::warn!(
@@ -180,12 +180,12 @@ pub(crate) async fn decide_push(
         return Ok(PushVerdict::Ask(question, capabilities, updates));
     }
     decided.refusal().map_err(refuse)?;
-    let mut talk = Vec::new();
+    let mut gate_messages = Vec::new();
     if bytes > cx.snapshot.settings.policy.git.push_limits.warning_bytes {
         tracing::warn!(sandbox = %sandbox.id(), repo, bytes, "git push is above the warning size");
         log.event.event = Some("large_push".to_owned());
         if head.capabilities.side_band {
-            report::write_message(&mut talk, &size::warning(bytes, limit));
+            report::write_message(&mut gate_messages, &size::warning(bytes, limit));
         }
     }
     Ok(PushVerdict::Allow(Some(Box::new(ForwardedPush {
@@ -195,7 +195,7 @@ pub(crate) async fn decide_push(
         reader: ReportReader::new(head.capabilities),
         capabilities: head.capabilities,
         updates: head.updates.clone(),
-        gate_messages: talk,
+        gate_messages,
         tally: Arc::clone(&log.tally),
     }))))
 }
@@ -241,7 +241,7 @@ pub(crate) fn push_refusal(
     // A map, because a push may have thousands of refs.
     let own_reasons: BTreeMap<&[u8], Reason> = refused
         .iter()
-        .map(|one| (one.name.as_slice(), one.denial.reason))
+        .map(|refused_ref| (refused_ref.name.as_slice(), refused_ref.denial.reason))
         .collect();
     let refs = updates.iter().map(|update| {
         let name = update.name.as_bytes();
@@ -259,10 +259,10 @@ pub(crate) fn push_refusal(
             .iter()
             .skip(1)
             .take(MAX_FURTHER_MESSAGES)
-            .map(|one| one.denial.message.clone())
+            .map(|refused_ref| refused_ref.denial.message.clone())
             .collect(),
     };
-    RequestRefusal::new(Stage::Git, denial).of_push(rejected)
+    RequestRefusal::new(Stage::Git, denial).as_push_report(rejected)
 }
 
 fn push_context(settings: &Settings, head: &PushHead) -> PushContext {
@@ -281,7 +281,7 @@ fn push_context(settings: &Settings, head: &PushHead) -> PushContext {
 fn redact_refs(refs: &mut [String], found: &Findings) {
     for (index, name) in refs.iter_mut().enumerate() {
         let is_in_name =
-            |sighting: &SecretFinding| sighting.place == push::SecretLocation::Ref(index);
+            |finding: &SecretFinding| finding.place == push::SecretLocation::Ref(index);
         if found.more_secrets || found.secrets.iter().any(is_in_name) {
             "(held back)".clone_into(name);
         }
@@ -290,10 +290,10 @@ fn redact_refs(refs: &mut [String], found: &Findings) {
 
 fn ref_facts(
     sandbox: &SandboxState,
-    case: &PushContext,
+    context: &PushContext,
     repository: &RemoteRepository,
 ) -> Vec<RefFacts> {
-    let updates = case.updates.iter();
+    let updates = context.updates.iter();
     updates
         .map(|update| RefFacts {
             exists_upstream: None,
@@ -320,8 +320,8 @@ impl PackSource<'_> {
         let file = self
             .spool
             .file()
-            .map_err(|error| push::unread(error.to_string()))?;
-        Ok(Some(Pack { file, at }))
+            .map_err(|error| push::refuse_unreadable(error.to_string()))?;
+        Ok(Some(Pack { file, offset: at }))
     }
 }
 
@@ -329,25 +329,27 @@ impl UpstreamTrees {
     /// The trees as a file for the pack reader.
     fn bases(&self) -> Result<Vec<File>, Denial> {
         let file = self.trees.file();
-        Ok(vec![file.map_err(|error| push::unread(error.to_string()))?])
+        Ok(vec![file.map_err(|error| {
+            push::refuse_unreadable(error.to_string())
+        })?])
     }
 }
 
 /// Reads the objects of a push with the pack reader. Without a pack reader the push is refused.
 async fn read_objects(
     services: &Services,
-    case: &PushContext,
+    context: &PushContext,
     repository: &RemoteRepository,
     source: &PackSource<'_>,
 ) -> Result<Findings, Denial> {
     let Some(reader) = services.pack_reader() else {
-        return Err(push::unread("the gate has no pack reader"));
+        return Err(push::refuse_unreadable("the gate has no pack reader"));
     };
-    let mut case = case.clone();
+    let mut context = context.clone();
     let trees = match source.upstream {
         // A deleted path is only visible in comparison with upstream's trees.
-        Some(upstream) if !case.restricted.is_empty() && source.pack.is_some() => {
-            let (format, updates) = (case.format, &case.updates);
+        Some(upstream) if !context.restricted.is_empty() && source.pack.is_some() => {
+            let (format, updates) = (context.format, &context.updates);
             upstream
                 .trees(format, updates, repository, TreeScope::OwnRefs)
                 .await
@@ -355,20 +357,22 @@ async fn read_objects(
         _ => None,
     };
     let Some((trees, upstream)) = trees.zip(source.upstream) else {
-        return reader.read(&case, source.pack()?, Vec::new()).await;
+        return reader.read(&context, source.pack()?, Vec::new()).await;
     };
-    case.default_tip = trees.default_tip;
-    let found = reader.read(&case, source.pack()?, trees.bases()?).await?;
+    context.default_tip = trees.default_tip;
+    let found = reader
+        .read(&context, source.pack()?, trees.bases()?)
+        .await?;
     drop(trees);
     if found.restricted != RestrictedPathChange::Unknown {
         return Ok(found);
     }
     // The push may be based on a branch that the sandbox did not create.
-    let (format, updates) = (case.format, &case.updates);
-    let wider = upstream.trees(format, updates, repository, TreeScope::AllBranches);
-    let Some(trees) = wider.await else {
+    let (format, updates) = (context.format, &context.updates);
+    let all_branch_trees = upstream.trees(format, updates, repository, TreeScope::AllBranches);
+    let Some(trees) = all_branch_trees.await else {
         return Ok(found);
     };
-    case.default_tip = trees.default_tip;
-    reader.read(&case, source.pack()?, trees.bases()?).await
+    context.default_tip = trees.default_tip;
+    reader.read(&context, source.pack()?, trees.bases()?).await
 }

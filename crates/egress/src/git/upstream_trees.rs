@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use decide::subject::Recorded;
+use decide::subject::RecheckData;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT,
 };
@@ -27,7 +27,7 @@ use crate::headers::GIT_PROTOCOL;
 use crate::in_flight::InFlight;
 use crate::message::{BodyState, PipelineRequest};
 use crate::mirror::upstream::UpstreamAccess;
-use crate::mirror::{Age, Mirror};
+use crate::mirror::{MaxAge, Mirror};
 use crate::outgoing::Credentials;
 use crate::own_request;
 use crate::request::Destination;
@@ -209,14 +209,14 @@ impl<'a> UpstreamRepository<'a> {
     }
 
     async fn refs(&self, request: Vec<u8>) -> Result<BTreeMap<Vec<u8>, ObjectId>, String> {
-        let (body, _in_flight) = self.query(request, Age::Now).await?;
+        let (body, _in_flight) = self.query(request, MaxAge::Zero).await?;
         let read = body::read_whole(body, MAX_REF_LIST_BYTES).await;
         let bytes = read.map_err(|error| error.to_string())?;
         protocol_v2::parse_refs(&bytes).map_err(|error| error.to_string())
     }
 
     async fn pack(&self, request: Vec<u8>) -> Result<Spool, String> {
-        let (mut body, _in_flight) = self.query(request, Age::Recent).await?;
+        let (mut body, _in_flight) = self.query(request, MaxAge::OneMinute).await?;
         let failed = |error: std::io::Error| error.to_string();
         let (services, quota) = (
             Arc::clone(&self.cx.services),
@@ -254,7 +254,7 @@ impl<'a> UpstreamRepository<'a> {
     async fn query(
         &self,
         body: Vec<u8>,
-        age: Age,
+        max_age: MaxAge,
     ) -> Result<(MessageBody, Option<InFlight>), String> {
         match &self.query_target {
             QueryTarget::Host(template, answers) => {
@@ -269,7 +269,7 @@ impl<'a> UpstreamRepository<'a> {
                     sandbox: self.cx.sandbox.id(),
                     directory: self.cx.services.mirrors().directory(),
                 };
-                let output = Box::pin(mirror.query(&access, body, age)).await;
+                let output = Box::pin(mirror.query(&access, body, max_age)).await;
                 let output = output.map_err(|error| error.to_string())?;
                 Ok((output.boxed_unsync(), None))
             }
@@ -291,7 +291,7 @@ impl<'a> UpstreamRepository<'a> {
             body: BodyState::Buffered(Bytes::from(body), None),
             destination: template.destination.clone(),
             upgrade: None,
-            recorded: Recorded::default(),
+            recorded: RecheckData::default(),
             credentials: Credentials::Granted,
         };
         let sent = own_request::send(self.cx, template.target.clone(), message, answers);

@@ -120,7 +120,7 @@ impl PackExtractor {
         while let Some((line, length)) =
             pkt_line::first(self.pending.get(at..).unwrap_or_default())?
         {
-            self.state = take(self.state, line, &mut pack)?;
+            self.state = read_line(self.state, line, &mut pack)?;
             at += length;
         }
         self.pending.drain(..at);
@@ -137,7 +137,11 @@ impl PackExtractor {
     }
 }
 
-fn take(state: State, line: PktLine<'_>, pack: &mut Vec<u8>) -> Result<State, UploadPackError> {
+fn read_line(
+    state: State,
+    line: PktLine<'_>,
+    pack: &mut Vec<u8>,
+) -> Result<State, UploadPackError> {
     match (state, line) {
         (State::Sections, PktLine::Data(data)) => match pkt_line::chomp(data) {
             b"packfile" => Ok(State::Pack),

@@ -60,10 +60,10 @@ pub enum PushParseError {
     #[error("there are too many push options")]
     TooManyOptions,
     /// A push without a command that is no probe either.
-    #[error("there is no command")]
+    #[error("the push has no command")]
     NoCommand,
     /// The bytes after the commands are no pack.
-    #[error("what follows the commands is no pack")]
+    #[error("the bytes after the commands are not a pack")]
     NotAPack,
     /// The push ended early.
     #[error("the push is incomplete")]
@@ -131,6 +131,7 @@ enum State {
     #[default]
     Commands,
     Certificate,
+    /// After the push certificate.
     Certified,
     Options,
     Probe,

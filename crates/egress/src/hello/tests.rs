@@ -324,16 +324,16 @@ fn ambiguous_extensions_are_refused() {
 #[tokio::test]
 async fn slow_hello_is_awaited_and_connection_stays_writable() {
     let whole = rustls_hello("slow.test", &[], false);
-    let (mut far, near) = duplex(1);
+    let (mut client_side, server_side) = duplex(1);
     let (already, rest) = whole.split_at(3);
-    let start = tokio::spawn(read_start(near, Bytes::copy_from_slice(already)));
-    far.write_all(rest).await.unwrap();
+    let start = tokio::spawn(read_start(server_side, Bytes::copy_from_slice(already)));
+    client_side.write_all(rest).await.unwrap();
     let ConnectionStart::Tls { hello, mut io } = start.await.unwrap().unwrap() else {
         panic!("expected TLS");
     };
     assert_eq!(hello.server_name.as_deref(), Some("slow.test"));
     io.write_all(b"!").await.unwrap();
-    assert_eq!(far.read_u8().await.unwrap(), b'!');
+    assert_eq!(client_side.read_u8().await.unwrap(), b'!');
     let mut replayed = vec![0; whole.len()];
     io.read_exact(&mut replayed).await.unwrap();
     assert_eq!(replayed, whole);
@@ -365,16 +365,17 @@ async fn handshake_succeeds_after_hello_was_read() {
         .with_root_certificates(roots)
         .with_no_client_auth();
 
-    let (far, near) = duplex(64);
+    let (client_side, server_side) = duplex(64);
     let client_task = tokio::spawn(async move {
         let name = ServerName::try_from("whole.test").unwrap();
         let mut tls = TlsConnector::from(Arc::new(client))
-            .connect(name, far)
+            .connect(name, client_side)
             .await
             .unwrap();
         tls.read_u8().await.unwrap()
     });
-    let ConnectionStart::Tls { io, .. } = read_start(near, Bytes::new()).await.unwrap() else {
+    let ConnectionStart::Tls { io, .. } = read_start(server_side, Bytes::new()).await.unwrap()
+    else {
         panic!("expected TLS");
     };
     let mut tls = TlsAcceptor::from(Arc::new(server))

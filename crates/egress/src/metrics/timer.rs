@@ -21,7 +21,7 @@ pub(super) struct Timer(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     /// The upper ends of the buckets, in nanoseconds.
-    ends: Vec<u64>,
+    bucket_ends: Vec<u64>,
     shards: [Shard; SHARDS],
 }
 
@@ -37,41 +37,49 @@ impl Timer {
     /// Creates buckets whose upper bounds are `first`, `first` × `factor` and so on.
     pub(super) fn new(first: Duration, factor: u64, buckets: usize) -> Self {
         let first = nanoseconds(first);
-        let ends = std::iter::successors(Some(first), |end| end.checked_mul(factor));
+        let bucket_ends = std::iter::successors(Some(first), |end| end.checked_mul(factor));
         Self(Arc::new(Inner {
-            ends: ends.take(buckets.min(MAX_BUCKETS)).collect(),
+            bucket_ends: bucket_ends.take(buckets.min(MAX_BUCKETS)).collect(),
             shards: Default::default(),
         }))
     }
 
     /// Records a duration.
-    pub(super) fn observe(&self, took: Duration) {
-        let took = nanoseconds(took);
-        let Inner { ends, shards } = &*self.0;
-        let bucket = ends.iter().position(|end| took <= *end);
+    pub(super) fn observe(&self, duration: Duration) {
+        let duration = nanoseconds(duration);
+        let Inner {
+            bucket_ends,
+            shards,
+        } = &*self.0;
+        let bucket = bucket_ends.iter().position(|end| duration <= *end);
         let Some(shard) = shards.get(own_shard()) else {
             return;
         };
-        if let Some(count) = shard.counts.get(bucket.unwrap_or(ends.len())) {
+        if let Some(count) = shard.counts.get(bucket.unwrap_or(bucket_ends.len())) {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        shard.nanoseconds.fetch_add(took, Ordering::Relaxed);
+        shard.nanoseconds.fetch_add(duration, Ordering::Relaxed);
     }
 
     /// The sum in seconds, the count, and each bucket's upper bound in seconds and count.
     fn read(&self) -> (f64, u64, Vec<(f64, u64)>) {
-        let Inner { ends, shards } = &*self.0;
+        let Inner {
+            bucket_ends,
+            shards,
+        } = &*self.0;
         let counted = |bucket: usize| {
             let counts = shards.iter().filter_map(|shard| shard.counts.get(bucket));
             counts.map(|count| count.load(Ordering::Relaxed)).sum()
         };
-        let ends = ends.iter().map(|end| seconds(*end));
-        let ends = ends.chain([f64::INFINITY]);
-        let buckets: Vec<(f64, u64)> = ends.zip((0..).map(counted)).collect();
+        let bucket_ends = bucket_ends.iter().map(|end| seconds(*end));
+        let bucket_ends = bucket_ends.chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bucket_ends.zip((0..).map(counted)).collect();
         let all = buckets.iter().map(|(_, count)| count).sum();
-        let took = shards.iter().map(|shard| &shard.nanoseconds);
-        let took = took.map(|took| took.load(Ordering::Relaxed)).sum();
-        (seconds(took), all, buckets)
+        let duration = shards.iter().map(|shard| &shard.nanoseconds);
+        let duration = duration
+            .map(|duration| duration.load(Ordering::Relaxed))
+            .sum();
+        (seconds(duration), all, buckets)
     }
 }
 
@@ -98,8 +106,8 @@ impl TypedMetric for Timer {
 
 impl EncodeMetric for Timer {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let (took, all, buckets) = self.read();
-        encoder.encode_histogram::<NoLabelSet>(took, all, &buckets, None)
+        let (duration, all, buckets) = self.read();
+        encoder.encode_histogram::<NoLabelSet>(duration, all, &buckets, None)
     }
 
     fn metric_type(&self) -> MetricType {
@@ -118,11 +126,11 @@ mod tests {
             timer.observe(Duration::from_micros(micros));
         }
         timer.observe(Duration::from_nanos(1001));
-        let (took, all, buckets) = timer.read();
-        assert!((took - 5.000_046_001).abs() < 1e-9, "{took}");
+        let (duration, all, buckets) = timer.read();
+        assert!((duration - 5.000_046_001).abs() < 1e-9, "{duration}");
         assert_eq!(all, 9);
-        let ends = [0.000_001, 0.000_004, 0.000_016, f64::INFINITY];
-        let expected: Vec<_> = ends.into_iter().zip([2, 3, 2, 2]).collect();
+        let bucket_ends = [0.000_001, 0.000_004, 0.000_016, f64::INFINITY];
+        let expected: Vec<_> = bucket_ends.into_iter().zip([2, 3, 2, 2]).collect();
         assert_eq!(buckets, expected);
     }
 
@@ -160,9 +168,9 @@ mod tests {
                 });
             }
         });
-        let (took, all, buckets) = timer.read();
+        let (duration, all, buckets) = timer.read();
         assert_eq!(all, 2000 * u64::try_from(SHARDS).unwrap());
         assert_eq!(buckets.get(1), Some(&(0.000_004, all)));
-        assert!((took - 0.096).abs() < 1e-9, "{took}");
+        assert!((duration - 0.096).abs() < 1e-9, "{duration}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::rate_limits::OTHER;
 
-/// Maximum number of labels, more than all versions of a configuration name.
+/// Maximum number of labels: more than all versions of a configuration contain.
 const MAX_LABELS: usize = 16 * 1024;
 
 /// Upstream failures of all sandboxes; the counts outlive a sandbox.

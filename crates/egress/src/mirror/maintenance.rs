@@ -76,7 +76,7 @@ impl Mirrors {
 }
 
 impl Mirror {
-    /// Repacks the mirror if it needs it. Returns whether it did.
+    /// Repacks the mirror if it has many packs or loose objects. Returns whether it was repacked.
     async fn repack(&self) -> Result<bool, MirrorError> {
         let _usage = self.directory.acquire().await;
         let directory = self.git.directory().to_owned();

@@ -85,15 +85,15 @@ pub async fn serve(
     connection_info.write_destination(&mut log);
     let cx = RequestCx::new(services, sandbox);
     let timeouts = &cx.snapshot.settings.egress.timeouts;
-    let (mut from, to) = stream.into_split();
+    let (mut reader, writer) = stream.into_split();
     let (sender, receiver) = mpsc::channel(1);
-    let reading = timeout(timeouts.header, read_request_line(&mut from)).await;
+    let reading = timeout(timeouts.header, read_request_line(&mut reader)).await;
     let (line, rest) = match reading.unwrap_or_else(|_| Err(request_line_timeout_denial())) {
         Ok(read) => read,
         Err(denial) => {
             drop(receiver);
-            refuse(to, log, &RequestRefusal::new(Stage::Request, denial)).await;
-            let _ = timeout(LINGER_TIMEOUT, read_to_end(from, sender)).await;
+            refuse(writer, log, &RequestRefusal::new(Stage::Request, denial)).await;
+            let _ = timeout(LINGER_TIMEOUT, read_to_end(reader, sender)).await;
             return;
         }
     };
@@ -103,9 +103,9 @@ pub async fn serve(
             receiver,
             buffered: (!rest.is_empty()).then_some(rest),
         },
-        to,
+        writer,
     };
-    let mut reading = std::pin::pin!(read_to_end(from, sender));
+    let mut reading = std::pin::pin!(read_to_end(reader, sender));
     let mut responding = std::pin::pin!(connection.respond(line, log));
     tokio::select! {
         () = &mut responding => {
@@ -120,19 +120,23 @@ pub async fn serve(
 struct GitConnection<'a> {
     cx: &'a RequestCx,
     input: ClientInput,
-    to: OwnedWriteHalf,
+    writer: OwnedWriteHalf,
 }
 
 impl GitConnection<'_> {
     async fn respond(self, line: RequestLine, mut log: RequestLog) {
-        let Self { cx, input, mut to } = self;
+        let Self {
+            cx,
+            input,
+            mut writer,
+        } = self;
         let idle_timeout = cx.snapshot.settings.egress.timeouts.idle;
-        let handling = handle(cx, &line, input, &mut to, &mut log);
+        let handling = handle(cx, &line, input, &mut writer, &mut log);
         match Box::pin(handling).await {
             Ok(Outcome::Pushed(report, in_flight)) => {
                 log.end_stage(Stage::Git);
                 let report = body_stream::response_body(report, log, in_flight, idle_timeout);
-                send(report, &mut to).await;
+                send(report, &mut writer).await;
             }
             Ok(Outcome::Fetch(fetch)) => {
                 log.end_stage(Stage::Git);
@@ -144,16 +148,16 @@ impl GitConnection<'_> {
                 } = *fetch;
                 let tally = Arc::clone(&log.tally);
                 let output = body_stream::response_body(output, log, in_flight, idle_timeout);
-                let mut sending = std::pin::pin!(send(output, &mut to));
+                let mut sending = std::pin::pin!(send(output, &mut writer));
                 tokio::select! {
                     () = &mut sending => {}
                     () = copy_input(input, stdin, &tally) => sending.await,
                 }
             }
             Ok(Outcome::Nothing) => log.end_stage(Stage::Git),
-            Err(refusal) => return refuse(to, log, &refusal).await,
+            Err(refusal) => return refuse(writer, log, &refusal).await,
         }
-        let _ = to.shutdown().await;
+        let _ = writer.shutdown().await;
     }
 }
 
@@ -163,7 +167,7 @@ enum Outcome {
     Pushed(MessageBody, InFlight),
     /// A fetch that git serves.
     Fetch(Box<Fetch>),
-    /// The client left after the ref advertisement, or sent a flush only.
+    /// The client disconnected after the ref advertisement, or sent only a flush.
     Nothing,
 }
 
@@ -180,7 +184,7 @@ async fn handle(
     cx: &RequestCx,
     line: &RequestLine,
     input: ClientInput,
-    to: &mut OwnedWriteHalf,
+    writer: &mut OwnedWriteHalf,
     log: &mut RequestLog,
 ) -> Result<Outcome, RequestRefusal> {
     log.event.operation = Some(line.operation.as_str().to_owned());
@@ -206,7 +210,7 @@ async fn handle(
     let mirror = request.find(name, log)?;
     match line.operation {
         RepositoryOperation::Fetch => fetch(&request, &mirror, line.protocol, input).await,
-        RepositoryOperation::Push => receive_push(&request, &mirror, input, to, log).await,
+        RepositoryOperation::Push => receive_push(&request, &mirror, input, writer, log).await,
         RepositoryOperation::AdvertiseFetch
         | RepositoryOperation::AdvertisePush
         | RepositoryOperation::Lfs
@@ -248,7 +252,7 @@ async fn receive_push(
     request: &MirrorRequest<'_>,
     mirror: &Mirror,
     mut input: ClientInput,
-    to: &mut OwnedWriteHalf,
+    writer: &mut OwnedWriteHalf,
     log: &mut RequestLog,
 ) -> Result<Outcome, RequestRefusal> {
     let (advertised, in_flight) = Box::pin(upstream_push::advertise(request, mirror)).await?;
@@ -257,7 +261,7 @@ async fn receive_push(
     log.tally.received.fetch_add(length, Ordering::Relaxed);
     let advertise_operation = RepositoryOperation::AdvertisePush.as_str();
     let idle_timeout = request.cx.snapshot.settings.egress.timeouts.idle;
-    let written = timeout(idle_timeout, to.write_all(advertised)).await;
+    let written = timeout(idle_timeout, writer.write_all(advertised)).await;
     drop(in_flight);
     if !matches!(written, Ok(Ok(()))) || !input.wait_for_data(idle_timeout).await {
         // A client with nothing to push may close the connection.
@@ -324,15 +328,15 @@ impl Body for ClientInput {
 }
 
 /// Reads from a client to the end, and discards the bytes once the receiver is closed.
-async fn read_to_end(mut from: OwnedReadHalf, to: mpsc::Sender<Bytes>) {
+async fn read_to_end(mut reader: OwnedReadHalf, writer: mpsc::Sender<Bytes>) {
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(READ_BYTES);
-        match from.read_buf(&mut buffer).await {
+        match reader.read_buf(&mut buffer).await {
             Ok(0) | Err(_) => return,
             Ok(_) => {
                 // A closed receiver needs no more bytes.
-                let _ = to.send(buffer.split().freeze()).await;
+                let _ = writer.send(buffer.split().freeze()).await;
             }
         }
     }
@@ -357,28 +361,28 @@ async fn copy_input(
 }
 
 /// Sends a body to the client. An error in the body ends the response early.
-async fn send(mut body: MessageBody, to: &mut OwnedWriteHalf) {
+async fn send(mut body: MessageBody, writer: &mut OwnedWriteHalf) {
     while let Some(Ok(frame)) = body.frame().await {
         let data = frame.into_data().unwrap_or_default();
-        if to.write_all(&data).await.is_err() {
+        if writer.write_all(&data).await.is_err() {
             return;
         }
     }
 }
 
-async fn refuse(mut to: OwnedWriteHalf, mut log: RequestLog, refusal: &RequestRefusal) {
+async fn refuse(mut writer: OwnedWriteHalf, mut log: RequestLog, refusal: &RequestRefusal) {
     log.record_refusal(refusal.stage, &refusal.denial);
     let message = refusal.to_git_protocol(log.id);
     let length = u64::try_from(message.len()).unwrap_or(u64::MAX);
     log.tally.received.fetch_add(length, Ordering::Relaxed);
     drop(log);
-    if to.write_all(&message).await.is_ok() {
-        let _ = to.shutdown().await;
+    if writer.write_all(&message).await.is_ok() {
+        let _ = writer.shutdown().await;
     }
 }
 
 /// Reads the request line of a client. Also returns bytes that were received after it.
-async fn read_request_line(from: &mut OwnedReadHalf) -> Result<(RequestLine, Bytes), Denial> {
+async fn read_request_line(reader: &mut OwnedReadHalf) -> Result<(RequestLine, Bytes), Denial> {
     let mut received = BytesMut::with_capacity(MAX_REQUEST_LINE_BYTES);
     loop {
         match pkt_line::first(&received) {
@@ -395,7 +399,7 @@ async fn read_request_line(from: &mut OwnedReadHalf) -> Result<(RequestLine, Byt
             }
             Ok(None) => {}
         }
-        match from.read_buf(&mut received).await {
+        match reader.read_buf(&mut received).await {
             Ok(0) | Err(_) => {
                 let evidence = "the client closed the connection before its request line";
                 return Err(Denial::new(Reason::ClientLeft, "git:form").with_evidence(evidence));

@@ -42,7 +42,7 @@ pub(super) async fn forward(
         encoding,
         body: BodyState::Stream(body),
         token_taken: false,
-        report_to: None,
+        report_data: None,
         waiting: None,
         log,
     };
@@ -52,14 +52,14 @@ pub(super) async fn forward(
         policy: services.policy(),
         limit: None,
     };
-    let (cx, mirror, sent) = hold::settle(&mut held, holding).await?;
+    let (cx, mirror, forwarded) = hold::settle(&mut held, holding).await?;
     let push = held.body.into_content();
     let request = MirrorRequest {
         cx: &cx,
         ..*request
     };
     let in_flight = request.enter(&mirror).await?;
-    let Some(sent) = sent else {
+    let Some(forwarded) = forwarded else {
         return Ok((None, in_flight));
     };
     let push = body_stream::revocable(push, in_flight.for_upload());
@@ -67,9 +67,9 @@ pub(super) async fn forward(
     let sending = upstream_push::send_push(services, &mirror, &access, push).await;
     let response = sending.map_err(|error| {
         let denial = error.denial(mirror.name());
-        receive::push_refusal(denial, sent.capabilities, &sent.updates)
+        receive::push_refusal(denial, forwarded.capabilities, &forwarded.updates)
     })?;
-    Ok((Some(sent.watch(response)), in_flight))
+    Ok((Some(forwarded.watch(response)), in_flight))
 }
 
 /// A push to a mirror while it is decided, which may include waiting for the operator.
@@ -82,7 +82,7 @@ struct HeldPush<'a> {
     /// Whether the push has taken its rate limit token.
     token_taken: bool,
     /// Capabilities and updates for the report of a refusal, once a question was asked.
-    report_to: Option<(PushCapabilities, Vec<RefUpdate>)>,
+    report_data: Option<(PushCapabilities, Vec<RefUpdate>)>,
     /// Entry in the in-flight set while the push waits.
     waiting: Option<InFlight>,
     log: &'a mut RequestLog,
@@ -109,7 +109,7 @@ impl HeldSubject for HeldPush<'_> {
         let mirror = request.find(self.name, self.log)?;
         let limits = &cx.snapshot.settings.policy.git.push_limits;
         let upstream = UpstreamRepository::for_mirror(&cx, &mirror);
-        let arrival = IncomingPush {
+        let incoming = IncomingPush {
             registration: identity.registration(),
             host: self.request.host,
             repo: self.name,
@@ -119,10 +119,10 @@ impl HeldSubject for HeldPush<'_> {
         // The semaphore is never closed.
         let permit = cx.sandbox.pushes.acquire().await;
         let body = std::mem::replace(&mut self.body, BodyState::empty());
-        let spooled = receive::spool_push(&cx, body, self.encoding, arrival.limit).await?;
+        let spooled = receive::spool_push(&cx, body, self.encoding, incoming.limit).await?;
         let deciding = receive::decide_push(
             &cx,
-            &arrival,
+            &incoming,
             &spooled,
             answers,
             &mut self.token_taken,
@@ -133,17 +133,17 @@ impl HeldSubject for HeldPush<'_> {
         drop(permit);
         Ok(match verdict? {
             PushVerdict::Allow(_) if !cx.is_current() => Attempt::Stale,
-            PushVerdict::Allow(sent) => Attempt::Done((cx.clone(), mirror, sent)),
+            PushVerdict::Allow(forwarded) => Attempt::Done((cx.clone(), mirror, forwarded)),
             PushVerdict::Ask(question, capabilities, updates) => {
                 self.log.record_question(&question);
-                self.report_to = Some((capabilities, updates));
+                self.report_data = Some((capabilities, updates));
                 Attempt::Ask(question)
             }
         })
     }
 
     fn refuse(&self, denial: Denial) -> RequestRefusal {
-        match &self.report_to {
+        match &self.report_data {
             Some((capabilities, updates)) => receive::push_refusal(denial, *capabilities, updates),
             None => RequestRefusal::new(Stage::Git, denial),
         }

@@ -76,7 +76,7 @@ impl MirrorRequest<'_> {
     pub fn find(&self, name: &str, log: &mut RequestLog) -> Result<Arc<Mirror>, RequestRefusal> {
         let answers = ApprovalAnswers::default();
         let subject = Subject::Mirror(MirrorFacts::Named(name));
-        let decision = self.cx.decide(subject, &answers).now();
+        let decision = self.cx.decide(subject, &answers).into_outcome();
         let stage = Stage::of(decision.check);
         let allowed = decision.refusal();
         let rule = allowed.map_err(|denial| RequestRefusal::new(stage, denial))?;
@@ -123,7 +123,7 @@ pub async fn answer(
     let reply = answered.await.map_err(|refusal| match address.operation {
         // Git shows the user only text bodies of these requests.
         RepositoryOperation::AdvertiseFetch | RepositoryOperation::AdvertisePush => {
-            refusal.in_text()
+            refusal.as_plain_text()
         }
         RepositoryOperation::Fetch
         | RepositoryOperation::Push

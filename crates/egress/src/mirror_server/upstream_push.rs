@@ -1,5 +1,5 @@
-//! Talks to receive-pack of a mirror's upstream: fetches its ref advertisement and sends it pushes
-//! that were allowed.
+//! Client of receive-pack at a mirror's upstream: fetches its ref advertisement and sends allowed
+//! pushes.
 
 use std::time::Duration;
 

@@ -37,7 +37,7 @@ pub struct ForwardedPush {
 /// when the body is dropped.
 struct PushReportBody {
     inner: MessageBody,
-    sent: ForwardedPush,
+    push: ForwardedPush,
     /// Number of accepted refs that were already processed.
     tracked: usize,
 }
@@ -46,19 +46,19 @@ impl PushReportBody {
     /// Tracks newly accepted branches before the client receives the report: its next push may
     /// follow at once.
     fn track_accepted(&mut self, data: &[u8]) {
-        self.sent.reader.feed(data);
-        if self.sent.reader.is_rejected() {
-            self.sent.tally.refs_rejected.store(true, Ordering::Relaxed);
+        self.push.reader.feed(data);
+        if self.push.reader.is_rejected() {
+            self.push.tally.refs_rejected.store(true, Ordering::Relaxed);
         }
-        let accepted = self.sent.reader.accepted().len();
+        let accepted = self.push.reader.accepted().len();
         if accepted > self.tracked {
             self.tracked = accepted;
             for change in [BranchChange::Created, BranchChange::Deleted] {
-                for name in self.sent.accepted_branches(change) {
-                    self.sent
+                for name in self.push.accepted_branches(change) {
+                    self.push
                         .sandbox
                         .branches
-                        .apply_change(&self.sent.repository, &name, change);
+                        .apply_change(&self.push.repository, &name, change);
                 }
             }
         }
@@ -70,7 +70,7 @@ impl ForwardedPush {
     pub(crate) fn watch(self, inner: MessageBody) -> MessageBody {
         PushReportBody {
             inner,
-            sent: self,
+            push: self,
             tracked: 0,
         }
         .boxed_unsync()
@@ -92,22 +92,26 @@ impl ForwardedPush {
     }
 
     fn records(&self) -> Vec<AuditEvent> {
-        let of = |change| {
+        let records_of = |change| {
             let names = self.accepted_branches(change);
             branches::audit_records(self.sandbox.id(), &self.repository, &names, change)
         };
-        [of(BranchChange::Created), of(BranchChange::Deleted)].concat()
+        [
+            records_of(BranchChange::Created),
+            records_of(BranchChange::Deleted),
+        ]
+        .concat()
     }
 }
 
 impl Drop for PushReportBody {
     fn drop(&mut self) {
-        let records = self.sent.records();
+        let records = self.push.records();
         if records.is_empty() {
             return;
         }
-        let services = Arc::clone(&self.sent.services);
-        self.sent.services.spawn(async move {
+        let services = Arc::clone(&self.push.services);
+        self.push.services.spawn(async move {
             for record in records {
                 services.audit().record_durably(Box::new(record)).await;
             }
@@ -123,8 +127,8 @@ impl Body for PushReportBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if !self.sent.gate_messages.is_empty() {
-            let messages = std::mem::take(&mut self.sent.gate_messages);
+        if !self.push.gate_messages.is_empty() {
+            let messages = std::mem::take(&mut self.push.gate_messages);
             return Poll::Ready(Some(Ok(Frame::data(messages.into()))));
         }
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));

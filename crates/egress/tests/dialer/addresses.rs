@@ -1,4 +1,4 @@
-//! Which addresses are dialled.
+//! Addresses that the dialer connects to or refuses.
 
 use std::net::{IpAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
@@ -9,32 +9,32 @@ use testkit::resolver::{DnsReply as Answer, RecordData, Resolver, record};
 
 use super::*;
 
-/// A resolver that gives the same addresses for every name, and remembers who asked.
-struct Names {
+/// A DNS server that answers every query with the same addresses and records the queried names.
+struct FixedDnsServer {
     address: SocketAddr,
-    asked: Arc<Mutex<Vec<String>>>,
+    queried: Arc<Mutex<Vec<String>>>,
 }
 
-impl Names {
-    fn that_are(addresses: &[&str]) -> Self {
+impl FixedDnsServer {
+    fn with_addresses(addresses: &[&str]) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
-        let asked = Arc::<Mutex<Vec<String>>>::default();
-        let remember = Arc::clone(&asked);
+        let queried = Arc::<Mutex<Vec<String>>>::default();
+        let recorded = Arc::clone(&queried);
         let addresses: Vec<IpAddr> = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
         std::thread::spawn(move || {
             let mut query = [0; 1500];
             while let Ok((length, from)) = socket.recv_from(&mut query) {
                 let (name, answer) = answer(&query[..length], &addresses);
-                remember.lock().unwrap().push(name);
+                recorded.lock().unwrap().push(name);
                 socket.send_to(&answer, from).unwrap();
             }
         });
-        Self { address, asked }
+        Self { address, queried }
     }
 
     fn queries(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
+        self.queried.lock().unwrap().clone()
     }
 
     fn dialer(&self, more: &str) -> Dialer {
@@ -43,7 +43,8 @@ impl Names {
     }
 }
 
-/// RFC 1035, by hand: the question again, and each address of the type that was asked for.
+/// Builds the response to a DNS query (RFC 1035): the question, and each address of the queried
+/// type. Returns it with the queried name.
 fn answer(query: &[u8], addresses: &[IpAddr]) -> (String, Vec<u8>) {
     let (mut name, mut at) = (String::new(), 12);
     while query[at] != 0 {
@@ -85,7 +86,7 @@ fn answer(query: &[u8], addresses: &[IpAddr]) -> (String, Vec<u8>) {
     (name.to_lowercase(), answer)
 }
 
-fn refused(error: &DialError, class: &str) {
+fn assert_refused(error: &DialError, class: &str) {
     assert_eq!(error.reason(), Reason::AddressClass, "{error:?}");
     assert!(!error.counts_as_failure());
     assert!(error.evidence().contains(class), "{}", error.evidence());
@@ -93,7 +94,7 @@ fn refused(error: &DialError, class: &str) {
 
 #[tokio::test]
 async fn name_with_a_private_address_is_refused() {
-    for inside in [
+    for private in [
         "127.0.0.1",
         "10.1.2.3",
         "172.16.0.1",
@@ -114,16 +115,16 @@ async fn name_with_a_private_address_is_refused() {
         "64:ff9b::a00:1",
         "2002:a00:1::",
     ] {
-        // One address that may be dialled and one that may not, in either order.
-        for addresses in [["192.0.2.1", inside], [inside, "2001:db8::1"]] {
-            let names = Names::that_are(&addresses);
+        // One address that may be dialled and another that may not, in either order.
+        for addresses in [["192.0.2.1", private], [private, "2001:db8::1"]] {
+            let names = FixedDnsServer::with_addresses(&addresses);
             let dialer = names.dialer("");
-            let error = ask(&dialer, "s", &http("rebind.example"), "/")
+            let error = fetch(&dialer, "s", &http("rebind.example"), "/")
                 .await
                 .unwrap_err();
-            let class = policy::host::classify(inside.parse().unwrap()).as_str();
-            refused(&error, class);
-            let shown: IpAddr = inside.parse().unwrap();
+            let class = policy::host::classify(private.parse().unwrap()).as_str();
+            assert_refused(&error, class);
+            let shown: IpAddr = private.parse().unwrap();
             assert!(
                 error.evidence().contains(&shown.to_string()),
                 "{}",
@@ -137,20 +138,20 @@ async fn name_with_a_private_address_is_refused() {
                 .connect(&sandbox("one"), &host("rebind.example"), 443)
                 .await
                 .unwrap_err();
-            refused(&error, class);
+            assert_refused(&error, class);
             let error = dialer
                 .open(&sandbox("one"), &https("rebind.example"))
                 .await
                 .err()
                 .unwrap();
-            refused(&error, class);
+            assert_refused(&error, class);
         }
     }
 }
 
 #[tokio::test]
 async fn private_address_literal_is_refused_without_a_dns_query() {
-    let names = Names::that_are(&["192.0.2.1"]);
+    let names = FixedDnsServer::with_addresses(&["192.0.2.1"]);
     let dialer = names.dialer("");
     for (literal, class) in [
         ("127.0.0.1", "loopback"),
@@ -160,22 +161,22 @@ async fn private_address_literal_is_refused_without_a_dns_query() {
         ("[::ffff:192.168.0.1]", "private"),
         ("[fd00::1]", "unique local"),
     ] {
-        let error = ask(&dialer, "s", &http(literal), "/").await.unwrap_err();
-        refused(&error, class);
+        let error = fetch(&dialer, "s", &http(literal), "/").await.unwrap_err();
+        assert_refused(&error, class);
     }
     assert_eq!(names.queries(), Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn fixed_address_is_dialled_without_a_dns_query() {
-    let names = Names::that_are(&["192.0.2.1"]);
+    let names = FixedDnsServer::with_addresses(&["192.0.2.1"]);
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = names.dialer(&format!(
         "resolve: {{fixed.example: '{}'}}",
         origin.address()
     ));
     assert_eq!(
-        ask(&dialer, "s", &http("fixed.example"), "/")
+        fetch(&dialer, "s", &http("fixed.example"), "/")
             .await
             .unwrap(),
         "fine"
@@ -190,7 +191,7 @@ async fn fixed_address_is_dialled_without_a_dns_query() {
 
 #[tokio::test]
 async fn private_address_exception_covers_one_host_and_range() {
-    let names = Names::that_are(&["127.0.0.1"]);
+    let names = FixedDnsServer::with_addresses(&["127.0.0.1"]);
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = names.dialer("allow_private: [{host: in.example, cidr: 127.0.0.0/30}]");
     let route = |name| Route {
@@ -198,46 +199,51 @@ async fn private_address_exception_covers_one_host_and_range() {
         ..http(name)
     };
     assert_eq!(
-        ask(&dialer, "s", &route("in.example"), "/").await.unwrap(),
+        fetch(&dialer, "s", &route("in.example"), "/")
+            .await
+            .unwrap(),
         "fine"
     );
     for other in ["out.example", "below.in.example", "127.0.0.1"] {
-        let error = ask(&dialer, "s", &route(other), "/").await.unwrap_err();
-        refused(&error, "loopback");
+        let error = fetch(&dialer, "s", &route(other), "/").await.unwrap_err();
+        assert_refused(&error, "loopback");
     }
-    let wide = Names::that_are(&["127.0.0.1", "127.0.0.9"]);
+    let wide = FixedDnsServer::with_addresses(&["127.0.0.1", "127.0.0.9"]);
     let dialer = wide.dialer("allow_private: [{host: in.example, cidr: 127.0.0.0/30}]");
-    let error = ask(&dialer, "s", &route("in.example"), "/")
+    let error = fetch(&dialer, "s", &route("in.example"), "/")
         .await
         .unwrap_err();
-    refused(&error, "127.0.0.9");
+    assert_refused(&error, "127.0.0.9");
 }
 
 #[tokio::test]
 async fn reload_without_the_exception_closes_idle_connections() {
-    let names = Names::that_are(&["127.0.0.1"]);
+    let names = FixedDnsServer::with_addresses(&["127.0.0.1"]);
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let operator = Operator::new();
-    let closed = format!("dns: {{upstreams: ['{}']}}", names.address);
-    let open = format!("{closed}\nallow_private: [{{host: in.example, cidr: 127.0.0.1}}]");
-    let dialer = Dialer::new(&operator.settings(&open)).unwrap();
+    let without_exception = format!("dns: {{upstreams: ['{}']}}", names.address);
+    let with_exception =
+        format!("{without_exception}\nallow_private: [{{host: in.example, cidr: 127.0.0.1}}]");
+    let dialer = Dialer::new(&operator.settings(&with_exception)).unwrap();
     let route = Route {
         port: origin.address().port(),
         ..http("in.example")
     };
-    ask(&dialer, "s", &route, "/").await.unwrap();
+    fetch(&dialer, "s", &route, "/").await.unwrap();
     assert_eq!(dialer.idle(), 1);
-    dialer.reload(&operator.settings(&closed)).unwrap();
+    dialer
+        .reload(&operator.settings(&without_exception))
+        .unwrap();
     assert_eq!(dialer.idle(), 0);
-    refused(
-        &ask(&dialer, "s", &route, "/").await.unwrap_err(),
+    assert_refused(
+        &fetch(&dialer, "s", &route, "/").await.unwrap_err(),
         "loopback",
     );
 }
 
 #[tokio::test]
 async fn gates_own_listeners_are_refused_despite_an_exception() {
-    let names = Names::that_are(&["127.0.0.1"]);
+    let names = FixedDnsServer::with_addresses(&["127.0.0.1"]);
     let own = OriginServer::http(|_| OriginReply::text("mine"));
     let port = own.address().port();
     let lines = format!(
@@ -249,30 +255,32 @@ async fn gates_own_listeners_are_refused_despite_an_exception() {
         let dialer = names.dialer(&lines);
         let route = |name| Route { port, ..http(name) };
         assert_eq!(
-            ask(&dialer, "s", &route("in.example"), "/").await.unwrap(),
+            fetch(&dialer, "s", &route("in.example"), "/")
+                .await
+                .unwrap(),
             "mine"
         );
         dialer.set_own_addresses([listener]);
         for name in ["in.example", "fixed.example", "0.0.0.0"] {
-            let error = ask(&dialer, "s", &route(name), "/").await.unwrap_err();
-            refused(&error, "the gate's own address");
+            let error = fetch(&dialer, "s", &route(name), "/").await.unwrap_err();
+            assert_refused(&error, "the gate's own address");
         }
     }
 }
 
 #[tokio::test]
 async fn dns_query_has_the_decided_name() {
-    let names = Names::that_are(&[]);
+    let names = FixedDnsServer::with_addresses(&[]);
     let dialer = names.dialer("");
-    let error = ask(&dialer, "s", &http("nowhere.example"), "/")
+    let error = fetch(&dialer, "s", &http("nowhere.example"), "/")
         .await
         .unwrap_err();
     assert!(matches!(error, DialError::NoSuchName { .. }), "{error:?}");
     assert_eq!(error.reason(), Reason::ConnectFailed);
-    let mut asked = names.queries();
-    asked.sort();
-    asked.dedup();
-    assert_eq!(asked, ["nowhere.example."]);
+    let mut queried = names.queries();
+    queried.sort();
+    queried.dedup();
+    assert_eq!(queried, ["nowhere.example."]);
 }
 
 #[tokio::test]
@@ -283,15 +291,15 @@ async fn silent_resolver_times_out_without_showing_its_address() {
         silent.local_addr().unwrap()
     );
     let dialer = Dialer::new(&Operator::new().settings(&lines)).unwrap();
-    let error = ask(&dialer, "s", &http("slow.example"), "/")
+    let error = fetch(&dialer, "s", &http("slow.example"), "/")
         .await
         .unwrap_err();
     assert!(matches!(error, DialError::TimedOut { .. }), "{error:?}");
     assert!(!error.to_string().contains("127.0.0.1"), "{error}");
 }
 
-/// A dialer that asks `resolver`, where one name is denied.
-fn asking(resolver: &Resolver) -> Dialer {
+/// A dialer that uses `resolver`, with one allowed name and one denied wildcard.
+fn dialer_using(resolver: &Resolver) -> Dialer {
     let lines = format!(
         "dns: {{upstreams: ['{}']}}\n\
          domains: [cdn.example, {{host: '*.denied.example', deny: [{{}}]}}]\n",
@@ -303,23 +311,23 @@ fn asking(resolver: &Resolver) -> Dialer {
 #[tokio::test]
 async fn alias_of_a_denied_name_is_refused() {
     let resolver = Resolver::start();
-    let inside = |name: &str| record(name, RecordData::A([10, 0, 0, 1].into()));
+    let private_record = |name: &str| record(name, RecordData::A([10, 0, 0, 1].into()));
     let alias = |from: &str, to: &str| record(from, RecordData::Cname(to.to_owned()));
     resolver.set_reply(
         "cdn.example",
         1,
         Answer::Records(vec![
             alias("cdn.example", "edge.elsewhere.example"),
-            inside("edge.elsewhere.example"),
+            private_record("edge.elsewhere.example"),
         ]),
     );
-    let dialer = asking(&resolver);
+    let dialer = dialer_using(&resolver);
     let dial = async || {
-        let (who, name) = (sandbox("one"), host("cdn.example"));
-        dialer.connect(&who, &name, 443).await.unwrap_err()
+        let (sandbox_id, name) = (sandbox("one"), host("cdn.example"));
+        dialer.connect(&sandbox_id, &name, 443).await.unwrap_err()
     };
-    // It was followed, and its address is judged like any other.
-    refused(&dial().await, "private");
+    // The dialer follows the alias and checks the address behind the alias.
+    assert_refused(&dial().await, "private");
 
     resolver.set_reply(
         "cdn.example",
@@ -341,22 +349,25 @@ async fn alias_of_a_denied_name_is_refused() {
 #[tokio::test]
 async fn resolver_cache_is_not_shared_between_sandboxes() {
     let resolver = Resolver::start();
-    let inside = record("cdn.example", RecordData::A([10, 0, 0, 1].into()));
-    resolver.set_reply("cdn.example", 1, Answer::Records(vec![inside]));
-    let dialer = asking(&resolver);
-    let asked = async |who: &str| {
+    let private_record = record("cdn.example", RecordData::A([10, 0, 0, 1].into()));
+    resolver.set_reply("cdn.example", 1, Answer::Records(vec![private_record]));
+    let dialer = dialer_using(&resolver);
+    let sends_query = async |sandbox_name: &str| {
         let before = resolver.queries().len();
-        let (who, name) = (sandbox(who), host("cdn.example"));
-        let error = dialer.connect(&who, &name, 443).await.unwrap_err();
-        refused(&error, "private");
+        let (sandbox_id, name) = (sandbox(sandbox_name), host("cdn.example"));
+        let error = dialer.connect(&sandbox_id, &name, 443).await.unwrap_err();
+        assert_refused(&error, "private");
         resolver.queries().len() > before
     };
-    assert!(asked("one").await);
-    assert!(!asked("one").await, "remembered");
-    assert!(asked("two").await, "for itself only");
+    assert!(sends_query("one").await);
+    assert!(!sends_query("one").await, "the answer is cached");
+    assert!(
+        sends_query("two").await,
+        "the cache belongs to the first sandbox"
+    );
     dialer.forget(&sandbox("one"));
-    assert!(asked("one").await, "forgotten");
-    assert!(!asked("two").await);
+    assert!(sends_query("one").await, "the cache was cleared");
+    assert!(!sends_query("two").await);
 }
 
 #[tokio::test]
@@ -369,8 +380,8 @@ async fn system_resolvers_are_read_again_on_reload() {
     std::fs::write(&file, "search a.example\nnameserver 192.0.2.1\n").unwrap();
     assert_eq!(servers().unwrap(), ["192.0.2.1:53".parse().unwrap()]);
     std::fs::write(&file, "nameserver 192.0.2.2\nnameserver 2001:db8::1\n").unwrap();
-    let both = ["192.0.2.2:53", "[2001:db8::1]:53"].map(|server| server.parse().unwrap());
-    assert_eq!(servers().unwrap(), both);
+    let two_servers = ["192.0.2.2:53", "[2001:db8::1]:53"].map(|server| server.parse().unwrap());
+    assert_eq!(servers().unwrap(), two_servers);
     std::fs::write(&file, "# nothing\n").unwrap();
     assert!(servers().is_err());
 }

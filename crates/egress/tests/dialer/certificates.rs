@@ -1,4 +1,4 @@
-//! Whose certificates are believed.
+//! Which upstream certificates are accepted.
 
 use policy::reason::Reason;
 use testkit::ca::TlsIdentity;
@@ -8,10 +8,12 @@ use super::*;
 
 const HOST: &str = "api.example";
 
-async fn fails(operator: &Operator, identity: TlsIdentity, says: &str) {
+/// Requires that a TLS handshake with an upstream that has `identity` fails with the message
+/// `cause`.
+async fn assert_handshake_fails(operator: &Operator, identity: TlsIdentity, cause: &str) {
     let origin = OriginServer::https(identity, |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
-    let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
+    let error = fetch(&dialer, "s", &https(HOST), "/").await.unwrap_err();
     let DialError::Tls { .. } = &error else {
         panic!("{error:?}");
     };
@@ -19,7 +21,7 @@ async fn fails(operator: &Operator, identity: TlsIdentity, says: &str) {
     assert!(error.counts_as_failure());
     assert_eq!(
         error.to_string(),
-        format!("the TLS handshake with {HOST} failed: {says}")
+        format!("the TLS handshake with {HOST} failed: {cause}")
     );
     assert!(origin.requests().is_empty());
     let error = dialer
@@ -35,16 +37,19 @@ async fn operators_extra_root_is_trusted() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
-    assert_eq!(ask(&dialer, "s", &https(HOST), "/").await.unwrap(), "fine");
+    assert_eq!(
+        fetch(&dialer, "s", &https(HOST), "/").await.unwrap(),
+        "fine"
+    );
 }
 
 #[tokio::test]
 async fn certificate_of_an_unknown_issuer_is_refused() {
     let operator = Operator::new();
-    let stranger = Ca::new("a stranger").identity(&[HOST]);
-    fails(
+    let untrusted = Ca::new("an untrusted CA").identity(&[HOST]);
+    assert_handshake_fails(
         &operator,
-        stranger,
+        untrusted,
         "its certificate is not signed by a trusted CA",
     )
     .await;
@@ -54,14 +59,14 @@ async fn certificate_of_an_unknown_issuer_is_refused() {
 async fn expired_certificate_is_refused() {
     let operator = Operator::new();
     let expired = operator.ca.expired(&[HOST]);
-    fails(&operator, expired, "its certificate has expired").await;
+    assert_handshake_fails(&operator, expired, "its certificate has expired").await;
 }
 
 #[tokio::test]
 async fn certificate_of_another_name_is_refused() {
     let operator = Operator::new();
     let other = operator.ca.identity(&["other.example"]);
-    fails(&operator, other, "its certificate is for another host name").await;
+    assert_handshake_fails(&operator, other, "its certificate is for another host name").await;
 }
 
 #[tokio::test]
@@ -72,7 +77,7 @@ async fn server_without_tls_is_refused() {
         let _sent = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
     });
     let dialer = operator.dialer(HOST, origin.address(), "");
-    let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
+    let error = fetch(&dialer, "s", &https(HOST), "/").await.unwrap_err();
     assert!(
         error
             .to_string()
@@ -93,7 +98,7 @@ async fn certificate_of_an_ip_address_is_verified() {
         port: origin.address().port(),
         ..https("127.0.0.1")
     };
-    assert_eq!(ask(&dialer, "s", &route, "/").await.unwrap(), "fine");
+    assert_eq!(fetch(&dialer, "s", &route, "/").await.unwrap(), "fine");
 }
 
 #[tokio::test]
@@ -101,12 +106,12 @@ async fn root_removed_by_a_reload_is_not_trusted() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
-    ask(&dialer, "s", &https(HOST), "/").await.unwrap();
+    fetch(&dialer, "s", &https(HOST), "/").await.unwrap();
     let lines = format!("resolve: {{{HOST}: '{}'}}", origin.address());
     dialer.reload(&operator.settings(&lines)).unwrap();
-    let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
+    let error = fetch(&dialer, "s", &https(HOST), "/").await.unwrap_err();
     assert_eq!(error.reason(), Reason::TlsUpstream);
-    // Where the platform has no roots either, the words are others.
+    // On a platform without root certificates the error is NoRoots.
     assert!(
         matches!(error, DialError::Tls { .. } | DialError::NoRoots { .. }),
         "{error:?}"

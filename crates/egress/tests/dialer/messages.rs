@@ -1,4 +1,4 @@
-//! What a server gets to see of a request.
+//! Requests and responses as the upstream or the client receives them.
 
 use http::Version;
 use testkit::origin::{OriginReply, OriginRequest, OriginServer};
@@ -7,25 +7,25 @@ use super::*;
 
 const HOST: &str = "api.example";
 
-/// What arrives over HTTP/1.1 and over HTTP/2.
-async fn arrive(request: impl Fn() -> Request<MessageBody>) -> [OriginRequest; 2] {
+/// Sends the request over HTTP/1.1 and over HTTP/2, and returns both as the server received them.
+async fn receive_over_both(request: impl Fn() -> Request<MessageBody>) -> [OriginRequest; 2] {
     let operator = Operator::new();
-    let one = OriginServer::http(|_| OriginReply::text("fine"));
-    let two = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
+    let http1 = OriginServer::http(|_| OriginReply::text("fine"));
+    let http2 = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let lines = format!(
         "resolve: {{'{HOST}:80': '{}', '{HOST}:443': '{}'}}\nextra_roots: [root.pem]",
-        one.address(),
-        two.address()
+        http1.address(),
+        http2.address()
     );
     let dialer = Dialer::new(&operator.settings(&lines)).unwrap();
     for route in [http(HOST), https(HOST)] {
         let sent = dialer
-            .send(&sandbox("s"), own(&route, request()))
+            .send(&sandbox("s"), gate_request(&route, request()))
             .await
             .unwrap();
-        text(sent).await;
+        read_body(sent).await;
     }
-    [one.requests().remove(0), two.requests().remove(0)]
+    [http1.requests().remove(0), http2.requests().remove(0)]
 }
 
 #[tokio::test]
@@ -36,13 +36,13 @@ async fn host_header_comes_from_the_route() {
             .body(body::empty())
             .unwrap()
     };
-    let [one, two] = arrive(request).await;
-    assert_eq!(one.version, Version::HTTP_11);
-    assert_eq!(one.uri, "/path?q=1");
-    assert_eq!(one.header("host"), Some(HOST));
-    assert_eq!(two.version, Version::HTTP_2);
-    assert_eq!(two.uri, "https://api.example/path?q=1");
-    assert_eq!(two.header("host"), None);
+    let [over_http1, over_http2] = receive_over_both(request).await;
+    assert_eq!(over_http1.version, Version::HTTP_11);
+    assert_eq!(over_http1.uri, "/path?q=1");
+    assert_eq!(over_http1.header("host"), Some(HOST));
+    assert_eq!(over_http2.version, Version::HTTP_2);
+    assert_eq!(over_http2.uri, "https://api.example/path?q=1");
+    assert_eq!(over_http2.header("host"), None);
 }
 
 #[tokio::test]
@@ -50,16 +50,16 @@ async fn host_header_has_a_non_default_port() {
     let operator = Operator::new();
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
-    for (port, named) in [
+    for (port, header) in [
         (80, "api.example"),
         (443, "api.example:443"),
         (8080, "api.example:8080"),
     ] {
         let route = Route { port, ..http(HOST) };
-        ask(&dialer, "s", &route, "/").await.unwrap();
+        fetch(&dialer, "s", &route, "/").await.unwrap();
         assert_eq!(
             origin.requests().last().unwrap().header("host"),
-            Some(named)
+            Some(header)
         );
     }
 }
@@ -81,8 +81,8 @@ async fn hop_by_hop_headers_are_removed() {
             .body(body::empty())
             .unwrap()
     };
-    for seen in arrive(request).await {
-        for gone in [
+    for received in receive_over_both(request).await {
+        for removed in [
             "keep-alive",
             "proxy-connection",
             "proxy-authorization",
@@ -91,13 +91,18 @@ async fn hop_by_hop_headers_are_removed() {
             "x-mine",
             "transfer-encoding",
         ] {
-            assert_eq!(seen.header(gone), None, "{gone} over {:?}", seen.version);
+            assert_eq!(
+                received.header(removed),
+                None,
+                "{removed} over {:?}",
+                received.version
+            );
         }
-        assert_eq!(seen.header("authorization"), Some("Bearer kept"));
-        assert_eq!(seen.header("x-kept"), Some("1"));
-        assert_eq!(seen.header("te"), Some("trailers"));
-        let connection = (seen.version == Version::HTTP_11).then_some("te");
-        assert_eq!(seen.header("connection"), connection);
+        assert_eq!(received.header("authorization"), Some("Bearer kept"));
+        assert_eq!(received.header("x-kept"), Some("1"));
+        assert_eq!(received.header("te"), Some("trailers"));
+        let connection = (received.version == Version::HTTP_11).then_some("te");
+        assert_eq!(received.header("connection"), connection);
     }
 }
 
@@ -110,21 +115,21 @@ async fn content_length_is_that_of_the_body() {
             .body(body::full("seven b"))
             .unwrap()
     };
-    for seen in arrive(request).await {
-        assert_eq!(seen.body, "seven b");
-        assert_eq!(seen.header("content-length"), Some("7"));
-        assert_eq!(seen.header("transfer-encoding"), None);
+    for received in receive_over_both(request).await {
+        assert_eq!(received.body, "seven b");
+        assert_eq!(received.header("content-length"), Some("7"));
+        assert_eq!(received.header("transfer-encoding"), None);
     }
 }
 
 #[tokio::test]
 async fn post_without_a_body_has_content_length_zero() {
-    for seen in arrive(|| post("/", body::empty())).await {
+    for received in receive_over_both(|| post("/", body::empty())).await {
         assert_eq!(
-            seen.header("content-length"),
+            received.header("content-length"),
             Some("0"),
             "{:?}",
-            seen.version
+            received.version
         );
     }
 }
@@ -137,7 +142,7 @@ async fn response_trailers_are_forwarded() {
     });
     let dialer = operator.dialer(HOST, origin.address(), "");
     let sent = dialer
-        .send(&sandbox("s"), own(&https(HOST), get("/")))
+        .send(&sandbox("s"), gate_request(&https(HOST), get("/")))
         .await
         .unwrap();
     let answer = sent.response.collect().await.unwrap();
@@ -148,8 +153,8 @@ async fn response_trailers_are_forwarded() {
 #[tokio::test]
 async fn options_request_keeps_the_asterisk_form() {
     let request = || Request::options("*").body(body::empty()).unwrap();
-    for seen in arrive(request).await {
-        assert_eq!(seen.uri.path(), "*", "{:?}", seen.version);
+    for received in receive_over_both(request).await {
+        assert_eq!(received.uri.path(), "*", "{:?}", received.version);
     }
 }
 
@@ -161,7 +166,7 @@ async fn connect_request_is_refused() {
         .body(body::empty())
         .unwrap();
     let error = dialer
-        .send(&sandbox("s"), own(&http(HOST), request))
+        .send(&sandbox("s"), gate_request(&http(HOST), request))
         .await
         .unwrap_err();
     assert!(matches!(error, DialError::Unsendable { .. }), "{error:?}");

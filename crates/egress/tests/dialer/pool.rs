@@ -1,4 +1,4 @@
-//! Which connections are used again, by whom.
+//! Reuse of connections and TLS sessions, and their limits.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ const HOST: &str = "api.example";
 
 #[tokio::test]
 async fn sequential_requests_reuse_a_connection() {
-    let origin = OriginServer::http(|asked| OriginReply::text(asked.path().to_owned()));
+    let origin = OriginServer::http(|request| OriginReply::text(request.path().to_owned()));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for path in ["/one", "/two", "/three"] {
-        let answer = ask(&dialer, "s", &http(HOST), path).await.unwrap();
+        let answer = fetch(&dialer, "s", &http(HOST), path).await.unwrap();
         assert_eq!(answer, path);
     }
     assert_eq!(origin.connections(), 1);
@@ -29,7 +29,7 @@ async fn sequential_requests_reuse_a_connection_on_many_threads() {
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for _ in 0..200 {
-        ask(&dialer, "s", &http(HOST), "/").await.unwrap();
+        fetch(&dialer, "s", &http(HOST), "/").await.unwrap();
     }
     assert!(origin.connections() <= 3, "{}", origin.connections());
 }
@@ -40,16 +40,16 @@ async fn timings_show_whether_a_connection_was_reused() {
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     let first = dialer
-        .send(&sandbox("s"), own(&https(HOST), get("/")))
+        .send(&sandbox("s"), gate_request(&https(HOST), get("/")))
         .await
         .unwrap();
     assert!(!first.timings.reused);
     assert!(!first.timings.tls.is_zero());
     assert_eq!(first.timings.peer, origin.address());
     assert_eq!(first.timings.version, Version::HTTP_2);
-    text(first).await;
+    read_body(first).await;
     let second = dialer
-        .send(&sandbox("s"), own(&https(HOST), get("/")))
+        .send(&sandbox("s"), gate_request(&https(HOST), get("/")))
         .await
         .unwrap();
     assert!(second.timings.reused);
@@ -67,23 +67,25 @@ async fn connections_and_tls_sessions_are_not_shared_between_sandboxes() {
         };
         let origin = OriginServer::start(kind, |_| OriginReply::text("fine"));
         let dialer = operator.dialer(HOST, origin.address(), "");
-        for who in ["a", "b", "a", "b"] {
-            ask(&dialer, who, &https(HOST), "/").await.unwrap();
+        for sandbox_name in ["a", "b", "a", "b"] {
+            fetch(&dialer, sandbox_name, &https(HOST), "/")
+                .await
+                .unwrap();
         }
         let connections: Vec<_> = origin.requests().iter().map(|r| r.connection).collect();
         assert_eq!(connections, [0, 1, 0, 1]);
         assert_eq!(origin.resumed(), 0);
-        // A sandbox's own session is taken up again.
+        // A sandbox resumes its own TLS session.
         origin.hang_up();
         eventually("dead connections to be noticed", || {
             (dialer.idle() == 0).then_some(())
         })
         .await;
-        ask(&dialer, "a", &https(HOST), "/").await.unwrap();
+        fetch(&dialer, "a", &https(HOST), "/").await.unwrap();
         assert_eq!(origin.resumed(), 1);
         dialer.forget(&sandbox("b"));
-        ask(&dialer, "b", &https(HOST), "/").await.unwrap();
-        assert_eq!(origin.resumed(), 1, "a session outlived its sandbox");
+        fetch(&dialer, "b", &https(HOST), "/").await.unwrap();
+        assert_eq!(origin.resumed(), 1, "a TLS session outlived its sandbox");
     }
 }
 
@@ -93,18 +95,21 @@ async fn concurrent_http2_requests_share_one_connection() {
     let latch = Latch::new();
     let held = latch.clone();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), move |_| {
-        OriginReply::text("fine").held(&held)
+        OriginReply::text("fine").held_until(&held)
     });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
-    let asked: Vec<_> = (0..50)
+    let tasks: Vec<_> = (0..50)
         .map(|_| {
             let dialer = Arc::clone(&dialer);
-            tokio::spawn(async move { ask(&dialer, "s", &https(HOST), "/").await })
+            tokio::spawn(async move { fetch(&dialer, "s", &https(HOST), "/").await })
         })
         .collect();
-    eventually("all to arrive", || (latch.waiting() == 50).then_some(())).await;
+    eventually("all requests to arrive", || {
+        (latch.waiting() == 50).then_some(())
+    })
+    .await;
     latch.open();
-    for answer in asked {
+    for answer in tasks {
         assert_eq!(answer.await.unwrap().unwrap(), "fine");
     }
     assert_eq!(origin.connections(), 1);
@@ -120,24 +125,27 @@ async fn http2_opens_another_connection_at_the_stream_limit() {
         http2: true,
         streams: Some(2),
     };
-    let origin = OriginServer::start(kind, move |asked| match asked.path() {
+    let origin = OriginServer::start(kind, move |request| match request.path() {
         "/" => OriginReply::text("fine"),
-        _ => OriginReply::text("late").held(&held),
+        _ => OriginReply::text("late").held_until(&held),
     });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
-    // After an answer the peer's limit is known.
-    ask(&dialer, "s", &https(HOST), "/").await.unwrap();
-    let mut asked = Vec::new();
+    // After a response the dialer knows the peer's stream limit.
+    fetch(&dialer, "s", &https(HOST), "/").await.unwrap();
+    let mut tasks = Vec::new();
     for number in 1..=6 {
         let dialer = Arc::clone(&dialer);
-        asked.push(tokio::spawn(async move {
-            ask(&dialer, "s", &https(HOST), "/held").await
+        tasks.push(tokio::spawn(async move {
+            fetch(&dialer, "s", &https(HOST), "/held").await
         }));
-        eventually("it to arrive", || (latch.waiting() == number).then_some(())).await;
+        eventually("the request to arrive", || {
+            (latch.waiting() == number).then_some(())
+        })
+        .await;
     }
     assert!(origin.connections() >= 3, "{}", origin.connections());
     latch.open();
-    for answer in asked {
+    for answer in tasks {
         assert_eq!(answer.await.unwrap().unwrap(), "late");
     }
 }
@@ -148,21 +156,29 @@ async fn concurrent_http1_requests_use_separate_connections() {
     let latch = Latch::new();
     let held = latch.clone();
     let identity = operator.ca.identity(&[HOST]);
-    let origin = OriginServer::https_one(identity, move |_| OriginReply::text("fine").held(&held));
+    let origin = OriginServer::https_http1(identity, move |_| {
+        OriginReply::text("fine").held_until(&held)
+    });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
-    let asked: Vec<_> = (0..20)
+    let tasks: Vec<_> = (0..20)
         .map(|_| {
             let dialer = Arc::clone(&dialer);
-            tokio::spawn(async move { ask(&dialer, "s", &https(HOST), "/").await })
+            tokio::spawn(async move { fetch(&dialer, "s", &https(HOST), "/").await })
         })
         .collect();
-    eventually("all to arrive", || (latch.waiting() == 20).then_some(())).await;
+    eventually("all requests to arrive", || {
+        (latch.waiting() == 20).then_some(())
+    })
+    .await;
     assert_eq!(origin.connections(), 20);
     latch.open();
-    for answer in asked {
+    for answer in tasks {
         assert_eq!(answer.await.unwrap().unwrap(), "fine");
     }
-    eventually("all to be kept", || (dialer.idle() == 20).then_some(())).await;
+    eventually("all connections to become idle", || {
+        (dialer.idle() == 20).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -172,13 +188,13 @@ async fn failed_dial_fails_all_waiting_requests() {
         OriginReply::text("fine")
     });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
-    let asked: Vec<_> = (0..20)
+    let tasks: Vec<_> = (0..20)
         .map(|_| {
             let dialer = Arc::clone(&dialer);
-            tokio::spawn(async move { ask(&dialer, "s", &https(HOST), "/").await })
+            tokio::spawn(async move { fetch(&dialer, "s", &https(HOST), "/").await })
         })
         .collect();
-    for answer in asked {
+    for answer in tasks {
         let error = answer.await.unwrap().unwrap_err();
         assert!(matches!(error, DialError::Tls { .. }), "{error:?}");
     }
@@ -194,30 +210,31 @@ async fn all_of_200_concurrent_requests_are_answered() {
             http2,
             streams: None,
         };
-        let origin = OriginServer::start(kind, |asked| OriginReply::text(asked.path().to_owned()));
+        let origin =
+            OriginServer::start(kind, |request| OriginReply::text(request.path().to_owned()));
         let dialer = operator.dialer(HOST, origin.address(), "timeouts: {connect: 60s}");
         let dialer = Arc::new(dialer);
-        let asked: Vec<_> = (0..200)
+        let tasks: Vec<_> = (0..200)
             .map(|number| {
                 let dialer = Arc::clone(&dialer);
                 tokio::spawn(async move {
                     let path = format!("/{number}");
-                    let answer = ask(&dialer, "s", &https(HOST), &path).await.unwrap();
+                    let answer = fetch(&dialer, "s", &https(HOST), &path).await.unwrap();
                     assert_eq!(answer, path);
                 })
             })
             .collect();
-        for answer in asked {
+        for answer in tasks {
             answer.await.unwrap();
         }
-        let kept = dialer.idle();
-        assert!(kept <= 32, "{kept} connections are kept");
+        let idle = dialer.idle();
+        assert!(idle <= 32, "{idle} connections are idle");
     }
 }
 
 #[tokio::test]
 async fn request_on_a_closed_idle_connection_is_retried() {
-    // It answers once, and closes when the next request may already be on its way.
+    // The server responds once and closes the connection, possibly after the next request was sent.
     let origin = OriginServer::raw(|mut stream, _| {
         let mut head = [0; 4096];
         let read = stream.read(&mut head).unwrap_or(0);
@@ -227,7 +244,7 @@ async fn request_on_a_closed_idle_connection_is_retried() {
     });
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for number in 1..=20 {
-        assert_eq!(ask(&dialer, "s", &http(HOST), "/").await.unwrap(), "fine");
+        assert_eq!(fetch(&dialer, "s", &http(HOST), "/").await.unwrap(), "fine");
         eventually("the close", || (origin.open() == 0).then_some(())).await;
         assert_eq!(origin.connections(), number);
     }
@@ -235,15 +252,15 @@ async fn request_on_a_closed_idle_connection_is_retried() {
 
 #[tokio::test]
 async fn sent_request_is_never_retried() {
-    let origin = OriginServer::http(|asked| match asked.path() {
+    let origin = OriginServer::http(|request| match request.path() {
         "/" => OriginReply::text("fine"),
         _ => OriginReply::hang_up(),
     });
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
-    ask(&dialer, "s", &http(HOST), "/").await.unwrap();
+    fetch(&dialer, "s", &http(HOST), "/").await.unwrap();
     let request = post("/pay", body::full("once"));
     let error = dialer
-        .send(&sandbox("s"), own(&http(HOST), request))
+        .send(&sandbox("s"), gate_request(&http(HOST), request))
         .await
         .unwrap_err();
     assert!(
@@ -265,7 +282,10 @@ async fn request_after_an_http2_server_restart_succeeds() {
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     for number in 1..=5 {
-        assert_eq!(ask(&dialer, "s", &https(HOST), "/").await.unwrap(), "fine");
+        assert_eq!(
+            fetch(&dialer, "s", &https(HOST), "/").await.unwrap(),
+            "fine"
+        );
         assert_eq!(origin.connections(), number);
         origin.hang_up();
         eventually("the close", || (dialer.idle() == 0).then_some(())).await;
@@ -274,10 +294,10 @@ async fn request_after_an_http2_server_restart_succeeds() {
 
 #[tokio::test]
 async fn truncated_response_is_an_error_and_closes_its_connection() {
-    let origin = OriginServer::http(|_| OriginReply::large(100_000).cut());
+    let origin = OriginServer::http(|_| OriginReply::large(100_000).abort_body());
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let sent = dialer
-        .send(&sandbox("s"), own(&http(HOST), get("/")))
+        .send(&sandbox("s"), gate_request(&http(HOST), get("/")))
         .await
         .unwrap();
     assert!(sent.response.collect().await.is_err());
@@ -289,7 +309,7 @@ async fn connection_close_response_prevents_reuse() {
     let origin = OriginServer::http(|_| OriginReply::text("fine").closing());
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for number in 1..=3 {
-        ask(&dialer, "s", &http(HOST), "/").await.unwrap();
+        fetch(&dialer, "s", &http(HOST), "/").await.unwrap();
         assert_eq!(origin.connections(), number);
     }
 }
@@ -298,12 +318,16 @@ async fn connection_close_response_prevents_reuse() {
 async fn cancelled_http1_request_closes_its_connection() {
     let latch = Latch::new();
     let held = latch.clone();
-    let origin = OriginServer::http(move |_| OriginReply::text("late").held(&held));
+    let origin = OriginServer::http(move |_| OriginReply::text("late").held_until(&held));
     let dialer = Arc::new(Operator::new().dialer(HOST, origin.address(), ""));
-    let asking = Arc::clone(&dialer);
-    let asked = tokio::spawn(async move { ask(&asking, "s", &http(HOST), "/").await });
-    eventually("it to arrive", || (latch.waiting() == 1).then_some(())).await;
-    asked.abort();
+    let task_dialer = Arc::clone(&dialer);
+    let request_task =
+        tokio::spawn(async move { fetch(&task_dialer, "s", &http(HOST), "/").await });
+    eventually("the request to arrive", || {
+        (latch.waiting() == 1).then_some(())
+    })
+    .await;
+    request_task.abort();
     eventually("the close", || (origin.open() == 0).then_some(())).await;
     assert_eq!(dialer.idle(), 0);
 }
@@ -318,20 +342,27 @@ async fn cancelled_http2_request_frees_its_stream() {
         http2: true,
         streams: Some(1),
     };
-    let origin = OriginServer::start(kind, move |asked| match asked.path() {
-        "/held" => OriginReply::text("late").held(&held),
+    let origin = OriginServer::start(kind, move |request| match request.path() {
+        "/held" => OriginReply::text("late").held_until(&held),
         _ => OriginReply::text("fine"),
     });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
-    ask(&dialer, "s", &https(HOST), "/").await.unwrap();
+    fetch(&dialer, "s", &https(HOST), "/").await.unwrap();
     for _ in 0..10 {
-        let asking = Arc::clone(&dialer);
-        let asked = tokio::spawn(async move { ask(&asking, "s", &https(HOST), "/held").await });
-        eventually("it to arrive", || (latch.waiting() == 1).then_some(())).await;
-        asked.abort();
-        eventually("its reset", || (latch.waiting() == 0).then_some(())).await;
+        let task_dialer = Arc::clone(&dialer);
+        let request_task =
+            tokio::spawn(async move { fetch(&task_dialer, "s", &https(HOST), "/held").await });
+        eventually("the request to arrive", || {
+            (latch.waiting() == 1).then_some(())
+        })
+        .await;
+        request_task.abort();
+        eventually("the stream reset", || (latch.waiting() == 0).then_some(())).await;
     }
-    assert_eq!(ask(&dialer, "s", &https(HOST), "/").await.unwrap(), "fine");
+    assert_eq!(
+        fetch(&dialer, "s", &https(HOST), "/").await.unwrap(),
+        "fine"
+    );
     assert_eq!(origin.connections(), 1);
 }
 
@@ -339,10 +370,11 @@ async fn cancelled_http2_request_frees_its_stream() {
 async fn unread_response_closes_its_connection() {
     let latch = Latch::new();
     let paused = latch.clone();
-    let origin = OriginServer::http(move |_| OriginReply::large(64 * 1024).paused(&paused));
+    let origin =
+        OriginServer::http(move |_| OriginReply::large(64 * 1024).body_held_until(&paused));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let sent = dialer
-        .send(&sandbox("s"), own(&http(HOST), get("/")))
+        .send(&sandbox("s"), gate_request(&http(HOST), get("/")))
         .await
         .unwrap();
     drop(sent);
@@ -355,13 +387,13 @@ async fn removed_sandbox_leaves_no_connection() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
-    ask(&dialer, "a", &https(HOST), "/").await.unwrap();
-    ask(&dialer, "b", &https(HOST), "/").await.unwrap();
+    fetch(&dialer, "a", &https(HOST), "/").await.unwrap();
+    fetch(&dialer, "b", &https(HOST), "/").await.unwrap();
     assert_eq!(dialer.idle(), 2);
     dialer.forget(&sandbox("a"));
     assert_eq!(dialer.idle(), 1);
     eventually("the close", || (origin.open() == 1).then_some(())).await;
-    ask(&dialer, "b", &https(HOST), "/").await.unwrap();
+    fetch(&dialer, "b", &https(HOST), "/").await.unwrap();
     assert_eq!(origin.connections(), 2);
 }
 
@@ -370,7 +402,7 @@ async fn reload_closes_connections_to_changed_addresses() {
     let operator = Operator::new();
     let latch = Latch::new();
     let paused = latch.clone();
-    let old = OriginServer::http(move |_| OriginReply::text("old").paused(&paused));
+    let old = OriginServer::http(move |_| OriginReply::text("old").body_held_until(&paused));
     let new = OriginServer::http(|_| OriginReply::text("new"));
     let other = OriginServer::http(|_| OriginReply::text("other"));
     let lines = |first: SocketAddr| {
@@ -380,24 +412,28 @@ async fn reload_closes_connections_to_changed_addresses() {
         )
     };
     let dialer = Dialer::new(&operator.settings(&lines(old.address()))).unwrap();
-    ask(&dialer, "s", &http("other.example"), "/")
+    fetch(&dialer, "s", &http("other.example"), "/")
         .await
         .unwrap();
     let running = dialer
-        .send(&sandbox("s"), own(&http(HOST), get("/")))
+        .send(&sandbox("s"), gate_request(&http(HOST), get("/")))
         .await
         .unwrap();
 
     dialer
         .reload(&operator.settings(&lines(new.address())))
         .unwrap();
-    assert_eq!(ask(&dialer, "s", &http(HOST), "/").await.unwrap(), "new");
+    assert_eq!(fetch(&dialer, "s", &http(HOST), "/").await.unwrap(), "new");
     latch.open();
-    assert_eq!(text(running).await, "old");
-    ask(&dialer, "s", &http("other.example"), "/")
+    assert_eq!(read_body(running).await, "old");
+    fetch(&dialer, "s", &http("other.example"), "/")
         .await
         .unwrap();
-    assert_eq!(other.connections(), 1, "what did not change was kept");
+    assert_eq!(
+        other.connections(),
+        1,
+        "the unchanged address kept its connection"
+    );
     eventually("the old close", || (old.open() == 0).then_some(())).await;
 }
 
@@ -412,7 +448,7 @@ async fn connection_idle_for_a_minute_is_closed() {
         };
         let origin = OriginServer::start(kind, |_| OriginReply::text("fine"));
         let dialer = operator.dialer(HOST, origin.address(), "");
-        ask(&dialer, "s", &https(HOST), "/").await.unwrap();
+        fetch(&dialer, "s", &https(HOST), "/").await.unwrap();
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(50)).await;
         assert_eq!(dialer.idle(), 1);
@@ -430,21 +466,21 @@ async fn idle_connections_are_limited_per_sandbox() {
     let names: Vec<String> = (0..300)
         .map(|number| format!("h{number}.example"))
         .collect();
-    let fixed: Vec<String> = names
+    let fixed_addresses: Vec<String> = names
         .iter()
         .map(|name| format!("{name}: '{}'", origin.address()))
         .collect();
-    let lines = format!("resolve: {{{}}}", fixed.join(", "));
+    let lines = format!("resolve: {{{}}}", fixed_addresses.join(", "));
     let dialer = Dialer::new(&operator.settings(&lines)).unwrap();
     for name in &names {
-        ask(&dialer, "greedy", &http(name), "/").await.unwrap();
+        fetch(&dialer, "greedy", &http(name), "/").await.unwrap();
     }
     assert_eq!(dialer.idle(), 256);
-    eventually("the oldest to close", || {
+    eventually("the oldest connections to close", || {
         (origin.open() == 256).then_some(())
     })
     .await;
-    ask(&dialer, "modest", &http("h0.example"), "/")
+    fetch(&dialer, "modest", &http("h0.example"), "/")
         .await
         .unwrap();
     assert_eq!(dialer.idle(), 257);
@@ -454,24 +490,27 @@ async fn idle_connections_are_limited_per_sandbox() {
 async fn requests_beyond_the_host_limit_wait_for_a_connection() {
     let latch = Latch::new();
     let held = latch.clone();
-    let origin = OriginServer::http(move |_| OriginReply::text("fine").held(&held));
+    let origin = OriginServer::http(move |_| OriginReply::text("fine").held_until(&held));
     let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {connect: 20s}");
     let dialer = Arc::new(dialer);
-    let asked: Vec<_> = (0..256)
+    let tasks: Vec<_> = (0..256)
         .map(|_| {
             let dialer = Arc::clone(&dialer);
-            tokio::spawn(async move { ask(&dialer, "s", &http(HOST), "/").await })
+            tokio::spawn(async move { fetch(&dialer, "s", &http(HOST), "/").await })
         })
         .collect();
-    eventually("all to arrive", || (latch.waiting() == 256).then_some(())).await;
+    eventually("all requests to arrive", || {
+        (latch.waiting() == 256).then_some(())
+    })
+    .await;
     tokio::time::pause();
-    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    let error = fetch(&dialer, "s", &http(HOST), "/").await.unwrap_err();
     tokio::time::resume();
     assert!(matches!(error, DialError::Busy { .. }), "{error:?}");
     assert!(!error.counts_as_failure());
     latch.open();
-    for answer in asked {
+    for answer in tasks {
         assert_eq!(answer.await.unwrap().unwrap(), "fine");
     }
-    assert_eq!(ask(&dialer, "s", &http(HOST), "/").await.unwrap(), "fine");
+    assert_eq!(fetch(&dialer, "s", &http(HOST), "/").await.unwrap(), "fine");
 }

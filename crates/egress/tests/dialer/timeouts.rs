@@ -1,4 +1,4 @@
-//! How long each step may take.
+//! Timeouts and failures of the steps of a request, and large bodies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +18,9 @@ const HOST: &str = "api.example";
 async fn silent_server_times_out() {
     let latch = Latch::new();
     let held = latch.clone();
-    let origin = OriginServer::http(move |_| OriginReply::text("late").held(&held));
+    let origin = OriginServer::http(move |_| OriginReply::text("late").held_until(&held));
     let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {response: 100ms}");
-    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    let error = fetch(&dialer, "s", &http(HOST), "/").await.unwrap_err();
     assert!(
         matches!(
             error,
@@ -47,7 +47,7 @@ async fn unfinished_tls_handshake_times_out() {
         let _all = stream.read_to_end(&mut Vec::new());
     });
     let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {connect: 100ms}");
-    let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
+    let error = fetch(&dialer, "s", &https(HOST), "/").await.unwrap_err();
     assert!(
         matches!(
             error,
@@ -79,15 +79,16 @@ async fn unfinished_tls_handshake_times_out() {
 
 #[tokio::test]
 async fn upload_in_progress_is_not_timed_out() {
-    let origin = OriginServer::http(|asked| OriginReply::text(asked.length.to_string()));
+    let origin = OriginServer::http(|request| OriginReply::text(request.length.to_string()));
     let limits = "timeouts: {connect: 600s, response: 60s}";
     let dialer = Operator::new().dialer(HOST, origin.address(), limits);
     let (mut sender, upload) = Channel::<Bytes, std::io::Error>::new(1);
     let upload = upload.map_err(Into::into).boxed_unsync();
-    let feeding = tokio::spawn(async move {
+    let upload_task = tokio::spawn(async move {
         let mut length = 0;
         for _ in 0..8 {
-            // There is room for one: the one before was taken.
+            // The channel holds one chunk, so this send waits until the dialer has taken the
+            // previous one.
             sender.send_data(Bytes::from_static(b"more")).await.unwrap();
             length += 4;
             tokio::time::pause();
@@ -97,11 +98,11 @@ async fn upload_in_progress_is_not_timed_out() {
         length
     });
     let sent = dialer
-        .send(&sandbox("s"), own(&http(HOST), post("/", upload)))
+        .send(&sandbox("s"), gate_request(&http(HOST), post("/", upload)))
         .await
         .unwrap();
-    let length: u64 = feeding.await.unwrap();
-    assert_eq!(text(sent).await, length.to_string());
+    let length: u64 = upload_task.await.unwrap();
+    assert_eq!(read_body(sent).await, length.to_string());
 }
 
 #[tokio::test]
@@ -109,7 +110,7 @@ async fn connection_error_message_has_no_address() {
     let port = Port::take();
     let address = port.address();
     let dialer = Operator::new().dialer(HOST, address, "");
-    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    let error = fetch(&dialer, "s", &http(HOST), "/").await.unwrap_err();
     assert_eq!(error.reason(), Reason::ConnectFailed);
     assert!(error.counts_as_failure());
     assert_eq!(
@@ -134,7 +135,7 @@ async fn failed_request_body_is_not_an_upstream_failure() {
         sender.abort(std::io::Error::other("the client went away"));
     });
     let error = dialer
-        .send(&sandbox("s"), own(&http(HOST), post("/", upload)))
+        .send(&sandbox("s"), gate_request(&http(HOST), post("/", upload)))
         .await
         .unwrap_err();
     assert!(
@@ -159,8 +160,8 @@ async fn large_bodies_pass_in_both_directions() {
             http2,
             streams: None,
         };
-        let origin = OriginServer::start(kind, |asked| {
-            OriginReply::large(SIZE).header("got", &asked.length.to_string())
+        let origin = OriginServer::start(kind, |request| {
+            OriginReply::large(SIZE).header("got", &request.length.to_string())
         });
         let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
         let route = if http2 { https(HOST) } else { http(HOST) };
@@ -173,7 +174,7 @@ async fn large_bodies_pass_in_both_directions() {
             }
         });
         let sent = dialer
-            .send(&sandbox("s"), own(&route, post("/", upload)))
+            .send(&sandbox("s"), gate_request(&route, post("/", upload)))
             .await
             .unwrap();
         assert_eq!(sent.response.headers()["got"], SIZE.to_string());

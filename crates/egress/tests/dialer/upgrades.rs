@@ -1,4 +1,4 @@
-//! Connections that become something else.
+//! Connections that are upgraded to another protocol.
 
 use testkit::origin::{OriginReply, OriginServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,7 +27,7 @@ async fn upgraded_connection_carries_bytes_in_both_directions() {
         .open(&sandbox("one"), &https(HOST))
         .await
         .unwrap()
-        .send(own(&https(HOST), upgrade()))
+        .send(gate_request(&https(HOST), upgrade()))
         .await
         .unwrap();
     assert_eq!(answer.response.status(), 101);
@@ -40,10 +40,10 @@ async fn upgraded_connection_carries_bytes_in_both_directions() {
     io.shutdown().await.unwrap();
     assert_eq!(io.read(&mut echo).await.unwrap(), 0);
 
-    let asked = &origin.requests()[0];
-    assert_eq!(asked.header("connection"), Some("upgrade"));
-    assert_eq!(asked.header("upgrade"), Some("websocket"));
-    assert_eq!(asked.header("host"), Some(HOST));
+    let request = &origin.requests()[0];
+    assert_eq!(request.header("connection"), Some("upgrade"));
+    assert_eq!(request.header("upgrade"), Some("websocket"));
+    assert_eq!(request.header("host"), Some(HOST));
     assert_eq!(dialer.idle(), 0);
 }
 
@@ -55,7 +55,7 @@ async fn refused_upgrade_is_an_ordinary_response() {
         .open(&sandbox("one"), &http(HOST))
         .await
         .unwrap()
-        .send(own(&https(HOST), upgrade()))
+        .send(gate_request(&https(HOST), upgrade()))
         .await
         .unwrap();
     assert_eq!(answer.response.status(), 403);
@@ -74,13 +74,17 @@ async fn unrequested_upgrade_is_a_connection_failure() {
         let _rest = stream.read(&mut [0; 4096]);
     });
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
-    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    let error = fetch(&dialer, "s", &http(HOST), "/").await.unwrap_err();
     assert!(
         matches!(error, DialError::ConnectionFailed { .. }),
         "{error:?}"
     );
     let opened = dialer.open(&sandbox("one"), &http(HOST)).await.unwrap();
-    let error = opened.send(own(&http(HOST), get("/"))).await.err().unwrap();
+    let error = opened
+        .send(gate_request(&http(HOST), get("/")))
+        .await
+        .err()
+        .unwrap();
     assert!(
         matches!(error, DialError::ConnectionFailed { .. }),
         "{error:?}"

@@ -1,4 +1,4 @@
-//! A gate's DNS with settings from a file, a resolver behind it, and clients before it.
+//! The gate's DNS server with settings from a file, a fake upstream resolver, and clients.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -25,14 +25,14 @@ pub(super) const A: u16 = 1;
 pub(super) const AAAA: u16 = 28;
 pub(super) const TXT: u16 = 16;
 
-/// Longer than any answer takes, shorter than a person waits.
-pub(super) const LONG: Duration = Duration::from_secs(20);
+/// Timeout of every wait of a test.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
-pub(super) fn one() -> SandboxId {
+pub(super) fn sandbox_id() -> SandboxId {
     SandboxId::parse("one").unwrap()
 }
 
-/// Settings in forward mode, by way of a file as an operator writes it.
+/// Settings of the forward mode, loaded from a file with `more` lines.
 pub(super) fn settings(resolver: SocketAddr, more: &str) -> Settings {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("palisade.yaml");
@@ -47,7 +47,7 @@ pub(super) fn settings(resolver: SocketAddr, more: &str) -> Settings {
 
 pub(super) struct DnsFixture {
     pub(super) resolver: Resolver,
-    pub(super) names: Arc<NameServer>,
+    pub(super) name_server: Arc<NameServer>,
     pub(super) metrics: DnsMetrics,
     settings: Arc<Mutex<Arc<Settings>>>,
 }
@@ -64,15 +64,15 @@ impl DnsFixture {
         let mut limits = DnsLimits::default();
         change(&mut limits);
         let metrics = DnsMetrics::default();
-        let now = Arc::clone(&settings);
-        let now = Box::new(move |_: Option<&SandboxId>| {
-            let settings = Arc::clone(&now.lock().unwrap());
+        let current = Arc::clone(&settings);
+        let current_policy = Box::new(move |_: Option<&SandboxId>| {
+            let settings = Arc::clone(&current.lock().unwrap());
             NamePolicy::from(Arc::new(PolicySnapshot::without_bundles(settings)))
         });
         let fixture = Self {
             resolver,
-            names: Arc::new(NameServer::new(
-                now,
+            name_server: Arc::new(NameServer::new(
+                current_policy,
                 Questions::default(),
                 limits,
                 metrics.clone(),
@@ -80,51 +80,56 @@ impl DnsFixture {
             metrics,
             settings,
         };
-        fixture.follow();
+        fixture.apply_resolvers();
         fixture
     }
 
-    /// What a reload does.
+    /// Applies other settings, as a reload does.
     pub(super) fn reload(&self, settings: Settings) {
         *self.settings.lock().unwrap() = Arc::new(settings);
-        self.follow();
+        self.apply_resolvers();
     }
 
-    fn follow(&self) {
+    fn apply_resolvers(&self) {
         let settings = Arc::clone(&self.settings.lock().unwrap());
-        self.names
+        self.name_server
             .set_resolvers(egress::resolvers::read(&settings.egress.dns));
     }
 
-    pub(super) async fn ask(&self, name: &str, kind: u16) -> DnsAnswer {
-        self.ask_over(Transport::Udp, name, kind).await
+    pub(super) async fn resolve(&self, name: &str, kind: u16) -> DnsAnswer {
+        self.resolve_over(Transport::Udp, name, kind).await
     }
 
-    pub(super) async fn ask_over(&self, transport: Transport, name: &str, kind: u16) -> DnsAnswer {
-        self.ask_as(&one(), transport, name, kind).await
+    pub(super) async fn resolve_over(
+        &self,
+        transport: Transport,
+        name: &str,
+        kind: u16,
+    ) -> DnsAnswer {
+        self.resolve_as(&sandbox_id(), transport, name, kind).await
     }
 
-    pub(super) async fn ask_as(
+    pub(super) async fn resolve_as(
         &self,
         sandbox: &SandboxId,
         transport: Transport,
         name: &str,
         kind: u16,
     ) -> DnsAnswer {
-        let way = QueryContext {
+        let context = QueryContext {
             transport,
             mode: config::section::egress::DnsMode::Forward,
             gate: None,
         };
         let query = query(name, kind);
-        let asker = QueryClient::Known(sandbox.clone());
-        let answer = self.names.answer(&asker, &query, &way).await;
+        let client = QueryClient::Known(sandbox.clone());
+        let answer = self.name_server.answer(&client, &query, &context).await;
         let DnsResponse { bytes, event } = answer.expect("an answer");
         DnsAnswer::read(&bytes, event)
     }
 }
 
-/// A query by hand, with a cookie and a client subnet that are nobody's business.
+/// Builds a query with an EDNS cookie and a client subnet, which the gate must not forward.
 pub(super) fn query(name: &str, kind: u16) -> Vec<u8> {
     let mut bytes = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\x01".to_vec();
     for label in name.split('.') {
@@ -140,11 +145,11 @@ pub(super) fn query(name: &str, kind: u16) -> Vec<u8> {
     bytes
 }
 
-/// An answer as a client understands it.
+/// A parsed DNS answer.
 #[derive(Debug)]
 pub(super) struct DnsAnswer {
     pub(super) code: ResponseCode,
-    pub(super) cut: bool,
+    pub(super) truncated: bool,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) texts: Vec<String>,
     pub(super) ttl: Option<u32>,
@@ -160,7 +165,7 @@ impl DnsAnswer {
         for record in &message.answers {
             assert!(
                 record.name.eq_case(question),
-                "flattened, in the asker's letters"
+                "aliases are flattened, and the name has the client's upper and lower case"
             );
             match &record.data {
                 RData::A(a) => addresses.push(a.0.into()),
@@ -171,7 +176,7 @@ impl DnsAnswer {
         }
         Self {
             code: message.metadata.response_code,
-            cut: message.metadata.truncation,
+            truncated: message.metadata.truncation,
             addresses,
             texts,
             ttl: message.answers.first().map(|record| record.ttl),
@@ -180,7 +185,7 @@ impl DnsAnswer {
     }
 }
 
-/// Remembers what was written down.
+/// An audit log in memory.
 #[derive(Default)]
 pub(super) struct MemoryAuditLog(pub(super) Mutex<Vec<AuditEvent>>);
 
@@ -200,64 +205,70 @@ impl AuditSink for MemoryAuditLog {
     }
 }
 
-/// The sockets of a gate.
+/// A DNS listener of the gate, and its audit log.
 pub(super) struct DnsListener {
     pub(super) address: SocketAddr,
-    pub(super) journal: Arc<MemoryAuditLog>,
+    pub(super) audit_log: Arc<MemoryAuditLog>,
     pub(super) stop: CancellationToken,
 }
 
 impl DnsListener {
     pub(super) fn datagrams(fixture: &DnsFixture, source: QuerySource) -> Self {
-        let journal = Arc::new(MemoryAuditLog::default());
-        let served =
-            Self::datagrams_with(fixture, source, Arc::clone(&journal) as Arc<dyn AuditSink>);
-        Self { journal, ..served }
+        let audit_log = Arc::new(MemoryAuditLog::default());
+        let listener = Self::datagrams_with(
+            fixture,
+            source,
+            Arc::clone(&audit_log) as Arc<dyn AuditSink>,
+        );
+        Self {
+            audit_log,
+            ..listener
+        }
     }
 
     pub(super) fn datagrams_with(
         fixture: &DnsFixture,
         source: QuerySource,
-        journal: Arc<dyn AuditSink>,
+        audit_log: Arc<dyn AuditSink>,
     ) -> Self {
         let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
-        let on = nix::sys::socket::sockopt::Ipv4PacketInfo;
-        nix::sys::socket::setsockopt(&socket, on, &true).unwrap();
-        let served = Self::at(socket.local_addr().unwrap().port());
+        let packet_info = nix::sys::socket::sockopt::Ipv4PacketInfo;
+        nix::sys::socket::setsockopt(&socket, packet_info, &true).unwrap();
+        let listener = Self::on_port(socket.local_addr().unwrap().port());
         tokio::spawn(serve_datagrams(
-            Arc::clone(&fixture.names),
+            Arc::clone(&fixture.name_server),
             DatagramSocket::new(socket.into()).unwrap(),
             source,
-            journal,
-            served.stop.clone(),
+            audit_log,
+            listener.stop.clone(),
         ));
-        served
+        listener
     }
 
     pub(super) async fn streams(fixture: &DnsFixture, source: QuerySource) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let served = Self::at(listener.local_addr().unwrap().port());
-        let names = Arc::clone(&fixture.names);
-        let journal = Arc::clone(&served.journal);
-        let stop = served.stop.clone();
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let listener = Self::on_port(socket.local_addr().unwrap().port());
+        let name_server = Arc::clone(&fixture.name_server);
+        let audit_log = Arc::clone(&listener.audit_log);
+        let stop = listener.stop.clone();
         tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
+            while let Ok((stream, _)) = socket.accept().await {
                 tokio::spawn(serve_stream(
-                    Arc::clone(&names),
+                    Arc::clone(&name_server),
                     stream,
                     source.clone(),
-                    Arc::clone(&journal) as Arc<dyn AuditSink>,
+                    Arc::clone(&audit_log) as Arc<dyn AuditSink>,
                     stop.clone(),
                 ));
             }
         });
-        served
+        listener
     }
 
-    fn at(port: u16) -> Self {
+    fn on_port(port: u16) -> Self {
         Self {
             address: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port),
-            journal: Arc::default(),
+            audit_log: Arc::default(),
             stop: CancellationToken::new(),
         }
     }
@@ -273,10 +284,10 @@ impl DnsListener {
     }
 }
 
-/// The next datagram.
+/// Receives the next answer.
 pub(super) async fn receive(client: &UdpSocket) -> DnsAnswer {
     let mut buffer = [0; 4096];
-    let length = tokio::time::timeout(LONG, client.recv(&mut buffer));
+    let length = tokio::time::timeout(TIMEOUT, client.recv(&mut buffer));
     let length = length.await.expect("an answer in time").unwrap();
     DnsAnswer::read(&buffer[..length], None)
 }
@@ -288,7 +299,7 @@ pub(super) async fn until(what: &str, condition: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(LONG, waiting)
+    tokio::time::timeout(TIMEOUT, waiting)
         .await
-        .unwrap_or_else(|_| panic!("never: {what}"));
+        .unwrap_or_else(|_| panic!("timed out waiting until {what}"));
 }

@@ -1,4 +1,4 @@
-//! Names that a resolver answers for.
+//! Queries that the gate forwards to its upstream resolver.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -10,19 +10,19 @@ use policy::reason::Reason;
 use policy::verdict::VerdictKind;
 use testkit::resolver::{DnsRecord, DnsReply, RecordData, record};
 
-use super::fixture::{A, AAAA, DnsFixture, LONG, TXT, settings};
+use super::fixture::{A, AAAA, DnsFixture, TIMEOUT, TXT, settings};
 
 const PUBLIC: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 
-fn a(name: &str) -> DnsRecord {
+fn a_record(name: &str) -> DnsRecord {
     record(name, RecordData::A(PUBLIC))
 }
 
-fn alias(name: &str, to: &str) -> DnsRecord {
+fn cname_record(name: &str, to: &str) -> DnsRecord {
     record(name, RecordData::Cname(to.to_owned()))
 }
 
-fn short(limits: &mut egress::dns::DnsLimits) {
+fn with_short_deadline(limits: &mut egress::dns::DnsLimits) {
     limits.deadline = Duration::from_secs(2);
 }
 
@@ -32,9 +32,9 @@ async fn allowed_name_is_forwarded_without_client_options() {
     fixture.resolver.set_reply(
         "allowed.test",
         A,
-        DnsReply::Records(vec![a("allowed.test")]),
+        DnsReply::Records(vec![a_record("allowed.test")]),
     );
-    let answer = fixture.ask("ALLOWED.tEst", A).await;
+    let answer = fixture.resolve("ALLOWED.tEst", A).await;
     assert_eq!(answer.code, ResponseCode::NoError);
     assert_eq!(answer.addresses, [IpAddr::from(PUBLIC)]);
     assert_eq!(answer.ttl, Some(60));
@@ -44,13 +44,13 @@ async fn allowed_name_is_forwarded_without_client_options() {
     assert_eq!(event.method.as_deref(), Some("A"));
     assert_eq!(event.rule.unwrap().as_str(), "allowlist:allowed.test");
 
-    let asked = fixture.resolver.queries();
-    assert_eq!(asked.len(), 1);
-    assert_eq!(asked[0].name, "allowed.test", "lower case");
-    let text = String::from_utf8_lossy(&asked[0].message).into_owned();
+    let queries = fixture.resolver.queries();
+    assert_eq!(queries.len(), 1);
+    assert_eq!(queries[0].name, "allowed.test", "lower case");
+    let text = String::from_utf8_lossy(&queries[0].message).into_owned();
     assert!(!text.contains("tellthem"), "no cookie: {text:?}");
     assert!(
-        !asked[0].message.windows(3).any(|w| w == [192, 0, 2]),
+        !queries[0].message.windows(3).any(|w| w == [192, 0, 2]),
         "no subnet"
     );
 }
@@ -59,7 +59,7 @@ async fn allowed_name_is_forwarded_without_client_options() {
 async fn denied_name_is_not_forwarded() {
     let fixture = DnsFixture::new();
     for name in ["evil.test", "secret.allowed.test", "wild.test", "127.0.0.1"] {
-        let answer = fixture.ask(name, A).await;
+        let answer = fixture.resolve(name, A).await;
         assert_eq!(answer.code, ResponseCode::NXDomain, "{name}");
         assert_eq!(answer.event.unwrap().verdict, Some(VerdictKind::Deny));
     }
@@ -73,34 +73,34 @@ async fn https_queries_are_answered_locally_and_listed_types_forwarded() {
     fixture
         .resolver
         .set_reply("allowed.test", TXT, DnsReply::Records(vec![text]));
-    let answer = fixture.ask("allowed.test", 65).await;
+    let answer = fixture.resolve("allowed.test", 65).await;
     assert_eq!((answer.code, answer.event), (ResponseCode::NoError, None));
     assert_eq!(fixture.resolver.queries(), []);
     assert_eq!(
-        fixture.ask("allowed.test", 15).await.code,
+        fixture.resolve("allowed.test", 15).await.code,
         ResponseCode::Refused
     );
-    assert_eq!(fixture.ask("allowed.test", TXT).await.texts, ["v=spf1"]);
+    assert_eq!(fixture.resolve("allowed.test", TXT).await.texts, ["v=spf1"]);
 }
 
 #[tokio::test]
 async fn aliases_are_flattened_in_the_response() {
     let fixture = DnsFixture::new();
-    // Neither of them is on the allowlist: the host's own operator chose them.
+    // The alias targets are not on the allowlist; the owner of the allowed host chose them.
     let chain = vec![
-        alias("allowed.test", "a.edge.example"),
-        alias("a.edge.example", "node.cdn.example"),
+        cname_record("allowed.test", "a.edge.example"),
+        cname_record("a.edge.example", "node.cdn.example"),
     ];
-    let whole = [chain.clone(), vec![a("node.cdn.example")]].concat();
+    let whole = [chain.clone(), vec![a_record("node.cdn.example")]].concat();
     fixture
         .resolver
         .set_reply("allowed.test", A, DnsReply::Records(whole));
-    let answer = fixture.ask("allowed.test", A).await;
+    let answer = fixture.resolve("allowed.test", A).await;
     assert_eq!(answer.addresses, [IpAddr::from(PUBLIC)]);
     let event = answer.event.unwrap();
     assert_eq!(event.rule.unwrap().as_str(), "allowlist:allowed.test");
 
-    // A resolver that leaves the rest to us.
+    // The resolver returns only the aliases, so the gate itself queries the last one.
     let six = "2001:db8::7".parse().unwrap();
     fixture
         .resolver
@@ -109,56 +109,59 @@ async fn aliases_are_flattened_in_the_response() {
     fixture
         .resolver
         .set_reply("node.cdn.example", AAAA, DnsReply::Records(vec![last]));
-    let answer = fixture.ask("allowed.test", AAAA).await;
+    let answer = fixture.resolve("allowed.test", AAAA).await;
     assert_eq!(answer.addresses, [IpAddr::from(six)]);
-    let asked = fixture.resolver.queries();
-    assert_eq!(asked.last().unwrap().name, "node.cdn.example");
+    let queries = fixture.resolver.queries();
+    assert_eq!(queries.last().unwrap().name, "node.cdn.example");
 
-    // That a name is behind an alias does not let the agent ask for it.
-    let answer = fixture.ask("node.cdn.example", AAAA).await;
+    // An alias target that is not on the allowlist may not be queried directly.
+    let answer = fixture.resolve("node.cdn.example", AAAA).await;
     assert_eq!(answer.code, ResponseCode::NXDomain);
 }
 
 #[tokio::test]
 async fn alias_of_a_denied_name_is_nxdomain() {
     let fixture = DnsFixture::new();
-    let alias_of = |to: &str| vec![alias("allowed.test", to)];
+    let alias_of = |to: &str| vec![cname_record("allowed.test", to)];
     for (kind, reply) in [
         (
             A,
-            [alias_of("evil.wild.test"), vec![a("evil.wild.test")]].concat(),
+            [alias_of("evil.wild.test"), vec![a_record("evil.wild.test")]].concat(),
         ),
         (AAAA, alias_of("evil.wild.test")),
     ] {
         fixture
             .resolver
             .set_reply("allowed.test", kind, DnsReply::Records(reply));
-        let answer = fixture.ask("allowed.test", kind).await;
+        let answer = fixture.resolve("allowed.test", kind).await;
         assert_eq!(answer.code, ResponseCode::NXDomain);
         let event = answer.event.unwrap();
         assert_eq!(event.reason, Some(Reason::HostDenied));
         assert_eq!(event.rule.unwrap().as_str(), "allowlist:evil.wild.test");
     }
-    let answer = fixture.ask("evil.wild.test", A).await;
+    let answer = fixture.resolve("evil.wild.test", A).await;
     assert_eq!(answer.code, ResponseCode::NXDomain);
-    let asked = fixture.resolver.queries();
+    let queries = fixture.resolver.queries();
     assert!(
-        asked.iter().all(|asked| asked.name == "allowed.test"),
-        "{asked:?}"
+        queries.iter().all(|query| query.name == "allowed.test"),
+        "{queries:?}"
     );
 }
 
 #[tokio::test]
 async fn private_address_behind_an_alias_is_removed() {
-    let holes = "  allow_private: [{host: edge.example, cidr: 10.1.0.0/16}]\n";
-    let fixture = DnsFixture::with(holes, |_| {});
-    let inside = record("edge.example", RecordData::A([10, 1, 2, 3].into()));
-    let reply = vec![alias("allowed.test", "edge.example"), inside];
+    let exceptions = "  allow_private: [{host: edge.example, cidr: 10.1.0.0/16}]\n";
+    let fixture = DnsFixture::with(exceptions, |_| {});
+    let private_record = record("edge.example", RecordData::A([10, 1, 2, 3].into()));
+    let reply = vec![cname_record("allowed.test", "edge.example"), private_record];
     fixture
         .resolver
         .set_reply("allowed.test", A, DnsReply::Records(reply));
-    let answer = fixture.ask("allowed.test", A).await;
-    assert!(answer.addresses.is_empty(), "the hole is another name's");
+    let answer = fixture.resolve("allowed.test", A).await;
+    assert!(
+        answer.addresses.is_empty(),
+        "the exception belongs to another name"
+    );
     assert_eq!(answer.event.unwrap().reason, Some(Reason::AddressClass));
 }
 
@@ -166,24 +169,24 @@ async fn private_address_behind_an_alias_is_removed() {
 async fn alias_loops_and_long_alias_chains_fail() {
     let fixture = DnsFixture::new();
     let circle = vec![
-        alias("allowed.test", "cdn.test"),
-        alias("cdn.test", "allowed.test"),
+        cname_record("allowed.test", "cdn.test"),
+        cname_record("cdn.test", "allowed.test"),
     ];
     fixture
         .resolver
         .set_reply("allowed.test", A, DnsReply::Records(circle));
     assert_eq!(
-        fixture.ask("allowed.test", A).await.code,
+        fixture.resolve("allowed.test", A).await.code,
         ResponseCode::ServFail
     );
     for n in 0..20 {
         let (from, to) = (format!("n{n}.wild.test"), format!("n{}.wild.test", n + 1));
         fixture
             .resolver
-            .set_reply(&from, A, DnsReply::Records(vec![alias(&from, &to)]));
+            .set_reply(&from, A, DnsReply::Records(vec![cname_record(&from, &to)]));
     }
     assert_eq!(
-        fixture.ask("n0.wild.test", A).await.code,
+        fixture.resolve("n0.wild.test", A).await.code,
         ResponseCode::ServFail
     );
     assert!(fixture.resolver.queries().len() < 20);
@@ -193,14 +196,14 @@ async fn alias_loops_and_long_alias_chains_fail() {
 async fn unrequested_records_are_removed() {
     let fixture = DnsFixture::new();
     let reply = vec![
-        a("allowed.test"),
+        a_record("allowed.test"),
         record("other.test", RecordData::A(Ipv4Addr::new(203, 0, 113, 66))),
         record("allowed.test", RecordData::Txt("psst".to_owned())),
     ];
     fixture
         .resolver
         .set_reply("allowed.test", A, DnsReply::Records(reply));
-    let answer = fixture.ask("allowed.test", A).await;
+    let answer = fixture.resolve("allowed.test", A).await;
     assert_eq!(answer.addresses, [IpAddr::from(PUBLIC)]);
     assert!(answer.texts.is_empty());
 }
@@ -222,8 +225,8 @@ async fn private_addresses_are_removed_from_responses() {
         let bad = record(&name, RecordData::A(ip.parse().unwrap()));
         fixture
             .resolver
-            .set_reply(&name, A, DnsReply::Records(vec![a(&name), bad]));
-        let answer = fixture.ask(&name, A).await;
+            .set_reply(&name, A, DnsReply::Records(vec![a_record(&name), bad]));
+        let answer = fixture.resolve(&name, A).await;
         assert_eq!(answer.code, ResponseCode::NoError);
         assert!(answer.addresses.is_empty(), "{ip}");
         let event = answer.event.unwrap();
@@ -239,7 +242,7 @@ async fn private_addresses_are_removed_from_responses() {
         fixture
             .resolver
             .set_reply(&name, AAAA, DnsReply::Records(vec![bad]));
-        let answer = fixture.ask(&name, AAAA).await;
+        let answer = fixture.resolve(&name, AAAA).await;
         assert!(answer.addresses.is_empty(), "{ip}");
         let reason = answer.event.unwrap().reason;
         assert_eq!(reason, Some(Reason::AddressClass), "{ip}");
@@ -248,9 +251,9 @@ async fn private_addresses_are_removed_from_responses() {
 
 #[tokio::test]
 async fn private_address_exception_allows_its_exact_host() {
-    let holes = "  allow_private: [{host: allowed.test, cidr: 10.1.0.0/16}]\n  \
+    let exceptions = "  allow_private: [{host: allowed.test, cidr: 10.1.0.0/16}]\n  \
                  resolve: {cdn.test: '192.168.7.7:8443', 'x.wild.test:8443': '192.168.7.8:1'}\n";
-    let fixture = DnsFixture::with(holes, |_| {});
+    let fixture = DnsFixture::with(exceptions, |_| {});
     let private =
         |name: &str, ip: [u8; 4]| DnsReply::Records(vec![record(name, RecordData::A(ip.into()))]);
     fixture
@@ -262,16 +265,16 @@ async fn private_address_exception_allows_its_exact_host() {
     fixture
         .resolver
         .set_reply("x.wild.test", A, private("x.wild.test", [192, 168, 7, 8]));
-    let open: Vec<IpAddr> = vec![[10, 1, 2, 3].into()];
-    assert_eq!(fixture.ask("allowed.test", A).await.addresses, open);
-    assert!(fixture.ask("y.wild.test", A).await.addresses.is_empty());
+    let excepted: Vec<IpAddr> = vec![[10, 1, 2, 3].into()];
+    assert_eq!(fixture.resolve("allowed.test", A).await.addresses, excepted);
+    assert!(fixture.resolve("y.wild.test", A).await.addresses.is_empty());
     let fixed: Vec<IpAddr> = vec![[192, 168, 7, 8].into()];
-    assert_eq!(fixture.ask("x.wild.test", A).await.addresses, fixed);
+    assert_eq!(fixture.resolve("x.wild.test", A).await.addresses, fixed);
 
     let before = fixture.resolver.queries().len();
     let fixed: Vec<IpAddr> = vec![[192, 168, 7, 7].into()];
-    assert_eq!(fixture.ask("cdn.test", A).await.addresses, fixed);
-    assert!(fixture.ask("cdn.test", AAAA).await.addresses.is_empty());
+    assert_eq!(fixture.resolve("cdn.test", A).await.addresses, fixed);
+    assert!(fixture.resolve("cdn.test", AAAA).await.addresses.is_empty());
     assert_eq!(
         fixture.resolver.queries().len(),
         before,
@@ -284,17 +287,17 @@ async fn cached_answer_is_decided_on_every_use() {
     let fixture = DnsFixture::new();
     let long = DnsRecord {
         ttl: 86_400,
-        ..a("allowed.test")
+        ..a_record("allowed.test")
     };
     fixture
         .resolver
         .set_reply("allowed.test", A, DnsReply::Records(vec![long]));
     assert_eq!(
-        fixture.ask("allowed.test", A).await.ttl,
+        fixture.resolve("allowed.test", A).await.ttl,
         Some(300),
-        "no longer than that"
+        "the TTL is limited"
     );
-    let again = fixture.ask("allowed.test", A).await;
+    let again = fixture.resolve("allowed.test", A).await;
     assert!(again.ttl.is_some_and(|ttl| (1..=300).contains(&ttl)));
     assert_eq!(again.event.unwrap().verdict, Some(VerdictKind::Allow));
     assert_eq!(fixture.resolver.queries().len(), 1);
@@ -305,12 +308,12 @@ async fn cached_answer_is_decided_on_every_use() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(301)).await;
     tokio::time::resume();
-    fixture.ask("allowed.test", A).await;
+    fixture.resolve("allowed.test", A).await;
     assert_eq!(fixture.resolver.queries().len(), 2);
 
     fixture.reload(config::Settings::default());
     assert_eq!(
-        fixture.ask("allowed.test", A).await.code,
+        fixture.resolve("allowed.test", A).await.code,
         ResponseCode::NXDomain
     );
 }
@@ -322,34 +325,46 @@ async fn dns_cache_is_not_shared_between_sandboxes() {
     for name in ["allowed.test", "cdn.test", "n.wild.test"] {
         fixture
             .resolver
-            .set_reply(name, A, DnsReply::Records(vec![a(name)]));
+            .set_reply(name, A, DnsReply::Records(vec![a_record(name)]));
     }
-    fixture.ask("allowed.test", A).await;
+    fixture.resolve("allowed.test", A).await;
     fixture
-        .ask_as(&two, Transport::Udp, "allowed.test", A)
+        .resolve_as(&two, Transport::Udp, "allowed.test", A)
         .await;
-    assert_eq!(fixture.resolver.queries().len(), 2, "each asked for itself");
+    assert_eq!(
+        fixture.resolver.queries().len(),
+        2,
+        "each sandbox sent its own query"
+    );
     let kind = Some(RecordType::A);
     assert_eq!(fixture.metrics.count_of(QueryOutcome::Cached, kind), 0);
 
-    // What one remembers takes no room from the other.
+    // Entries of one sandbox do not evict entries of another sandbox.
     for name in ["cdn.test", "n.wild.test"] {
-        fixture.ask_as(&two, Transport::Udp, name, A).await;
+        fixture.resolve_as(&two, Transport::Udp, name, A).await;
     }
     let before = fixture.resolver.queries().len();
-    fixture.ask("allowed.test", A).await;
-    assert_eq!(fixture.resolver.queries().len(), before, "remembered");
+    fixture.resolve("allowed.test", A).await;
+    assert_eq!(
+        fixture.resolver.queries().len(),
+        before,
+        "the answer is cached"
+    );
     fixture
-        .ask_as(&two, Transport::Udp, "allowed.test", A)
+        .resolve_as(&two, Transport::Udp, "allowed.test", A)
         .await;
-    assert_eq!(fixture.resolver.queries().len(), before + 1, "made room");
+    assert_eq!(
+        fixture.resolver.queries().len(),
+        before + 1,
+        "the oldest entry was evicted"
+    );
 
-    // One that is gone takes along what it was told.
-    fixture.names.prune(|sandbox| *sandbox == two);
+    // The cache of a removed sandbox is dropped.
+    fixture.name_server.prune(|sandbox| *sandbox == two);
     fixture
-        .ask_as(&two, Transport::Udp, "allowed.test", A)
+        .resolve_as(&two, Transport::Udp, "allowed.test", A)
         .await;
-    fixture.ask("allowed.test", A).await;
+    fixture.resolve("allowed.test", A).await;
     assert_eq!(fixture.resolver.queries().len(), before + 2);
 }
 
@@ -360,22 +375,22 @@ async fn negative_answers_are_cached_briefly() {
         .resolver
         .set_reply("allowed.test", A, DnsReply::Nothing);
     assert_eq!(
-        fixture.ask("allowed.test", A).await.code,
+        fixture.resolve("allowed.test", A).await.code,
         ResponseCode::NoError
     );
     assert_eq!(
-        fixture.ask("cdn.test", A).await.code,
+        fixture.resolve("cdn.test", A).await.code,
         ResponseCode::NXDomain
     );
     assert_eq!(
-        fixture.ask("cdn.test", A).await.code,
+        fixture.resolve("cdn.test", A).await.code,
         ResponseCode::NXDomain
     );
     assert_eq!(fixture.resolver.queries().len(), 2);
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(31)).await;
     tokio::time::resume();
-    fixture.ask("cdn.test", A).await;
+    fixture.resolve("cdn.test", A).await;
     assert_eq!(fixture.resolver.queries().len(), 3);
 }
 
@@ -386,24 +401,26 @@ async fn truncated_answer_is_retried_over_tcp() {
     fixture
         .resolver
         .set_reply("allowed.test", A, DnsReply::Cut(many.collect()));
-    let answer = fixture.ask_over(Transport::Tcp, "allowed.test", A).await;
-    assert_eq!((answer.cut, answer.addresses.len()), (false, 60));
-    let over: Vec<bool> = fixture
+    let answer = fixture
+        .resolve_over(Transport::Tcp, "allowed.test", A)
+        .await;
+    assert_eq!((answer.truncated, answer.addresses.len()), (false, 60));
+    let used_tcp: Vec<bool> = fixture
         .resolver
         .queries()
         .iter()
-        .map(|asked| asked.tcp)
+        .map(|query| query.tcp)
         .collect();
-    assert_eq!(over, [false, true]);
+    assert_eq!(used_tcp, [false, true]);
 }
 
 #[tokio::test]
 async fn silent_resolver_fails_at_the_deadline() {
-    let fixture = DnsFixture::with("", short);
+    let fixture = DnsFixture::with("", with_short_deadline);
     fixture
         .resolver
         .set_reply("allowed.test", A, DnsReply::Silence);
-    let answer = tokio::time::timeout(LONG, fixture.ask("allowed.test", A))
+    let answer = tokio::time::timeout(TIMEOUT, fixture.resolve("allowed.test", A))
         .await
         .unwrap();
     assert_eq!(answer.code, ResponseCode::ServFail);
@@ -411,29 +428,29 @@ async fn silent_resolver_fails_at_the_deadline() {
     assert_eq!(event.reason, Some(Reason::UpstreamTimeout));
     assert!(event.ms.get("dns").unwrap() < 5_000.0, "{:?}", event.ms);
 
-    // It is not held against the name.
+    // The failure is not cached.
     fixture.resolver.set_reply(
         "allowed.test",
         A,
-        DnsReply::Records(vec![a("allowed.test")]),
+        DnsReply::Records(vec![a_record("allowed.test")]),
     );
     assert_eq!(
-        fixture.ask("allowed.test", A).await.addresses,
+        fixture.resolve("allowed.test", A).await.addresses,
         [IpAddr::from(PUBLIC)]
     );
 }
 
 #[tokio::test]
 async fn failing_absent_or_malformed_resolver_is_servfail() {
-    let fixture = DnsFixture::with("", short);
+    let fixture = DnsFixture::with("", with_short_deadline);
     for reply in [DnsReply::Failure, DnsReply::Garbage] {
         fixture.resolver.set_reply("allowed.test", A, reply.clone());
-        let answer = fixture.ask("allowed.test", A).await;
+        let answer = fixture.resolve("allowed.test", A).await;
         assert_eq!(answer.code, ResponseCode::ServFail, "{reply:?}");
     }
     let gone = testkit::port::Port::take();
     fixture.reload(settings(gone.address(), ""));
-    let answer = fixture.ask("allowed.test", A).await;
+    let answer = fixture.resolve("allowed.test", A).await;
     assert_eq!(answer.code, ResponseCode::ServFail);
     assert_eq!(
         fixture
@@ -452,7 +469,7 @@ async fn names_below_a_wildcard_are_limited() {
         };
     });
     for n in 0..8 {
-        let answer = fixture.ask(&format!("chunk{n}.wild.test"), A).await;
+        let answer = fixture.resolve(&format!("chunk{n}.wild.test"), A).await;
         let reason = answer.event.unwrap().reason;
         let expected = (n >= 5).then_some(Reason::RateLimited);
         assert_eq!(
@@ -469,7 +486,7 @@ async fn reload_switches_to_the_new_resolver() {
     let fixture = DnsFixture::new();
     let other = testkit::resolver::Resolver::start();
     fixture.reload(settings(other.address(), ""));
-    fixture.ask("allowed.test", A).await;
+    fixture.resolve("allowed.test", A).await;
     assert_eq!(
         (fixture.resolver.queries().len(), other.queries().len()),
         (0, 1)
@@ -479,19 +496,19 @@ async fn reload_switches_to_the_new_resolver() {
 #[tokio::test]
 async fn second_resolver_answers_when_the_first_is_dead() {
     let fixture = DnsFixture::new();
-    known_by(&fixture);
+    add_allowed_name(&fixture);
     let dead = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut settings = settings(fixture.resolver.address(), "");
     let dead = config::leaf::DnsUpstream::Server(dead.local_addr().unwrap());
     settings.egress.dns.upstreams.insert(0, dead);
     fixture.reload(settings);
     assert_eq!(
-        fixture.ask("allowed.test", A).await.addresses,
+        fixture.resolve("allowed.test", A).await.addresses,
         [IpAddr::from(PUBLIC)]
     );
 }
 
-fn known_by(fixture: &DnsFixture) {
-    let reply = DnsReply::Records(vec![a("allowed.test")]);
+fn add_allowed_name(fixture: &DnsFixture) {
+    let reply = DnsReply::Records(vec![a_record("allowed.test")]);
     fixture.resolver.set_reply("allowed.test", A, reply);
 }

@@ -1,11 +1,11 @@
-//! DNS off real sockets on loopback: the gate's own answers, and a resolver's.
+//! The gate's DNS server with a fake upstream resolver, called directly and over loopback sockets.
 
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a test that cannot go on should stop"
+    reason = "a failed expectation fails the test"
 )]
 
 mod fixture;

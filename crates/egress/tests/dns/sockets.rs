@@ -1,4 +1,4 @@
-//! Queries off sockets.
+//! DNS queries over UDP and TCP sockets.
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -20,16 +20,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
 use super::fixture::{
-    A, DnsAnswer, DnsFixture, DnsListener, LONG, one, query, receive, settings, until,
+    A, DnsAnswer, DnsFixture, DnsListener, TIMEOUT, query, receive, sandbox_id, settings, until,
 };
 
-fn known(fixture: &DnsFixture) {
+/// Adds an address of `allowed.test` to the upstream resolver.
+fn add_allowed_name(fixture: &DnsFixture) {
     let public = RecordData::A([203, 0, 113, 7].into());
     let reply = DnsReply::Records(vec![record("allowed.test", public)]);
     fixture.resolver.set_reply("allowed.test", A, reply);
 }
 
-/// Queries with their lengths in front.
+/// Queries as DNS over TCP sends them: each after its length.
 fn framed(queries: &[Vec<u8>]) -> Vec<u8> {
     let frame = |query: &Vec<u8>| {
         let length = u16::try_from(query.len()).unwrap().to_be_bytes();
@@ -38,14 +39,14 @@ fn framed(queries: &[Vec<u8>]) -> Vec<u8> {
     queries.iter().flat_map(frame).collect()
 }
 
-async fn next(stream: &mut TcpStream) -> DnsAnswer {
+async fn read_answer(stream: &mut TcpStream) -> DnsAnswer {
     let reading = async {
         let length = stream.read_u16().await.unwrap();
         let mut answer = vec![0; length.into()];
         stream.read_exact(&mut answer).await.unwrap();
         DnsAnswer::read(&answer, None)
     };
-    tokio::time::timeout(LONG, reading)
+    tokio::time::timeout(TIMEOUT, reading)
         .await
         .expect("an answer in time")
 }
@@ -53,17 +54,17 @@ async fn next(stream: &mut TcpStream) -> DnsAnswer {
 #[tokio::test]
 async fn datagram_is_answered_after_its_audit_record() {
     let fixture = DnsFixture::new();
-    known(&fixture);
-    let served = DnsListener::datagrams(&fixture, sandbox(Arc::new(KnowsOne)));
-    let client = served.client().await;
+    add_allowed_name(&fixture);
+    let listener = DnsListener::datagrams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry)));
+    let client = listener.client().await;
     client.send(&query("allowed.test", A)).await.unwrap();
     assert_eq!(receive(&client).await.addresses.len(), 1);
     client.send(&query("evil.test", A)).await.unwrap();
     assert_eq!(receive(&client).await.code, ResponseCode::NXDomain);
-    let events = served.journal.0.lock().unwrap().clone();
+    let events = listener.audit_log.0.lock().unwrap().clone();
     assert_eq!(events.len(), 2);
     assert_eq!(events[1].reason, Some(Reason::HostDenied));
-    assert_eq!(events[1].sandbox, Some(one()));
+    assert_eq!(events[1].sandbox, Some(sandbox_id()));
 }
 
 #[tokio::test]
@@ -72,14 +73,14 @@ async fn excess_queries_in_flight_are_dropped() {
         limits.in_flight = 3;
         limits.deadline = Duration::from_secs(4);
     });
-    known(&fixture);
+    add_allowed_name(&fixture);
     for n in 0..3 {
         fixture
             .resolver
             .set_reply(&format!("n{n}.wild.test"), A, DnsReply::Silence);
     }
-    let served = DnsListener::datagrams(&fixture, sandbox(Arc::new(KnowsOne)));
-    let client = served.client().await;
+    let listener = DnsListener::datagrams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry)));
+    let client = listener.client().await;
     for n in 0..3 {
         client
             .send(&query(&format!("n{n}.wild.test"), A))
@@ -87,14 +88,14 @@ async fn excess_queries_in_flight_are_dropped() {
             .unwrap();
     }
     client.send(&query("evil.test", A)).await.unwrap();
-    until("the fourth is dropped", || {
+    until("the fourth query is dropped", || {
         fixture.metrics.count_of(QueryOutcome::Dropped, None) == 1
     })
     .await;
     for _ in 0..3 {
         assert_eq!(receive(&client).await.code, ResponseCode::ServFail);
     }
-    // The room is free a moment after the answer is out.
+    // The slot of a query becomes free shortly after its answer is sent.
     let waiting = async {
         loop {
             client.send(&query("allowed.test", A)).await.unwrap();
@@ -104,7 +105,7 @@ async fn excess_queries_in_flight_are_dropped() {
             }
         }
     };
-    let answer = tokio::time::timeout(LONG, waiting).await.unwrap();
+    let answer = tokio::time::timeout(TIMEOUT, waiting).await.unwrap();
     assert_eq!(answer.addresses.len(), 1);
 }
 
@@ -115,8 +116,8 @@ async fn rate_limit_drops_datagrams_and_delays_streams() {
     slow.egress.dns.rate = NonZeroU32::new(5).unwrap();
     slow.egress.dns.burst = NonZeroU32::new(3);
     fixture.reload(slow);
-    let served = DnsListener::datagrams(&fixture, sandbox(Arc::new(KnowsOne)));
-    let client = served.client().await;
+    let listener = DnsListener::datagrams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry)));
+    let client = listener.client().await;
     for _ in 0..10 {
         client.send(&query("evil.test", A)).await.unwrap();
     }
@@ -124,29 +125,30 @@ async fn rate_limit_drops_datagrams_and_delays_streams() {
         assert_eq!(receive(&client).await.code, ResponseCode::NXDomain);
     }
     let dropped = || fixture.metrics.count_of(QueryOutcome::Dropped, None);
-    until("some are dropped", || dropped() >= 1).await;
+    until("a query is dropped", || dropped() >= 1).await;
 
-    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
-    let mut stream = served.connection().await;
+    let listener =
+        DnsListener::streams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry))).await;
+    let mut stream = listener.connection().await;
     let all = vec![query("evil.test", A); 3];
     stream.write_all(&framed(&all)).await.unwrap();
     for _ in 0..3 {
-        assert_eq!(next(&mut stream).await.code, ResponseCode::NXDomain);
+        assert_eq!(read_answer(&mut stream).await.code, ResponseCode::NXDomain);
     }
 }
 
 #[tokio::test]
 async fn socket_is_closed_after_stop() {
     let fixture = DnsFixture::new();
-    let served = DnsListener::datagrams(&fixture, sandbox(Arc::new(KnowsOne)));
-    let client = served.client().await;
+    let listener = DnsListener::datagrams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry)));
+    let client = listener.client().await;
     client.send(&query("evil.test", A)).await.unwrap();
     receive(&client).await;
-    served.stop.cancel();
+    listener.stop.cancel();
     let closed = async {
         let mut buffer = [0; 512];
         loop {
-            // Loopback says so when a port has closed.
+            // On loopback a send to a closed port fails.
             if client.send(&query("evil.test", A)).await.is_err() {
                 return;
             }
@@ -156,7 +158,7 @@ async fn socket_is_closed_after_stop() {
             }
         }
     };
-    tokio::time::timeout(LONG, closed)
+    tokio::time::timeout(TIMEOUT, closed)
         .await
         .expect("the socket closes");
 }
@@ -164,9 +166,10 @@ async fn socket_is_closed_after_stop() {
 #[tokio::test]
 async fn connection_serves_concurrent_and_fragmented_queries() {
     let fixture = DnsFixture::with("", |limits| limits.deadline = Duration::from_secs(3));
-    known(&fixture);
-    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
-    let mut stream = served.connection().await;
+    add_allowed_name(&fixture);
+    let listener =
+        DnsListener::streams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry))).await;
+    let mut stream = listener.connection().await;
     let all = framed(&[
         query("allowed.test", A),
         query("evil.test", A),
@@ -177,30 +180,35 @@ async fn connection_serves_concurrent_and_fragmented_queries() {
     }
     let mut answers = Vec::new();
     for _ in 0..3 {
-        let answer = next(&mut stream).await;
+        let answer = read_answer(&mut stream).await;
         answers.push((answer.code, answer.addresses.len()));
     }
     answers.sort_by_key(|(code, _)| u16::from(*code));
     assert_eq!(answers[2], (ResponseCode::NXDomain, 0));
     assert_eq!(answers[0], (ResponseCode::NoError, 1));
 
-    // A quick answer does not wait for a slow one.
+    // A fast answer does not wait for a slow answer.
     fixture
         .resolver
         .set_reply("slow.wild.test", A, DnsReply::Silence);
-    let both = framed(&[query("slow.wild.test", A), query("evil.test", A)]);
-    stream.write_all(&both).await.unwrap();
+    let slow_and_fast = framed(&[query("slow.wild.test", A), query("evil.test", A)]);
+    stream.write_all(&slow_and_fast).await.unwrap();
     stream.shutdown().await.unwrap();
-    assert_eq!(next(&mut stream).await.code, ResponseCode::NXDomain);
-    assert_eq!(next(&mut stream).await.code, ResponseCode::ServFail);
-    assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0, "then it ends");
+    assert_eq!(read_answer(&mut stream).await.code, ResponseCode::NXDomain);
+    assert_eq!(read_answer(&mut stream).await.code, ResponseCode::ServFail);
+    assert_eq!(
+        stream.read(&mut [0; 1]).await.unwrap(),
+        0,
+        "then the connection ends"
+    );
 }
 
 #[tokio::test]
 async fn all_of_300_queries_on_one_connection_are_answered() {
     let fixture = DnsFixture::with("", |limits| limits.in_flight = 2);
-    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
-    let stream = served.connection().await;
+    let listener =
+        DnsListener::streams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry))).await;
+    let stream = listener.connection().await;
     let (mut reader, mut writer) = stream.into_split();
     let sending = tokio::spawn(async move {
         let all: Vec<_> = (0..300)
@@ -217,52 +225,54 @@ async fn all_of_300_queries_on_one_connection_are_answered() {
             assert_eq!(DnsAnswer::read(&answer, None).code, ResponseCode::NXDomain);
         }
     };
-    tokio::time::timeout(LONG, reading).await.unwrap();
+    tokio::time::timeout(TIMEOUT, reading).await.unwrap();
     drop(sending.await.unwrap());
-    assert_eq!(served.journal.0.lock().unwrap().len(), 300);
+    assert_eq!(listener.audit_log.0.lock().unwrap().len(), 300);
 }
 
 #[tokio::test]
 async fn idle_and_slow_clients_are_disconnected() {
     let fixture = DnsFixture::with("", |limits| limits.idle = Duration::from_millis(300));
-    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
-    let mut silent = served.connection().await;
+    let listener =
+        DnsListener::streams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry))).await;
+    let mut silent = listener.connection().await;
     let mut byte = [0; 1];
-    let ends = tokio::time::timeout(LONG, silent.read(&mut byte)).await;
+    let ends = tokio::time::timeout(TIMEOUT, silent.read(&mut byte)).await;
     assert_eq!(ends.unwrap().unwrap(), 0);
 
-    let dribbling = served.connection().await;
-    let (mut reader, mut writer) = dribbling.into_split();
-    let dribble = async {
+    let slow_client = listener.connection().await;
+    let (mut reader, mut writer) = slow_client.into_split();
+    let send_slowly = async {
         writer.write_all(&[0x0f, 0xff]).await.unwrap();
         while writer.write_all(&[0]).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::select! {
-        () = dribble => {}
-        // A reset is an end as well.
+        () = send_slowly => {}
+        // A TCP reset also counts as the end.
         _ = reader.read(&mut byte) => {}
-        () = tokio::time::sleep(LONG) => panic!("it dribbles on"),
+        () = tokio::time::sleep(TIMEOUT) => panic!("the slow client was not disconnected"),
     }
 }
 
 #[tokio::test]
 async fn oversized_query_ends_the_connection() {
     let fixture = DnsFixture::new();
-    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
-    let mut stream = served.connection().await;
+    let listener =
+        DnsListener::streams(&fixture, sandbox_source(Arc::new(OneSandboxRegistry))).await;
+    let mut stream = listener.connection().await;
     stream.write_all(&[0xff, 0xff]).await.unwrap();
-    let ends = tokio::time::timeout(LONG, stream.read(&mut [0; 1]))
+    let ends = tokio::time::timeout(TIMEOUT, stream.read(&mut [0; 1]))
         .await
         .unwrap();
     assert!(matches!(ends, Ok(0) | Err(_)));
 }
 
-/// A registry that knows one sandbox, at 127.0.0.1.
-struct KnowsOne;
+/// A registry with one registered sandbox, at 127.0.0.1.
+struct OneSandboxRegistry;
 
-impl Registry for KnowsOne {
+impl Registry for OneSandboxRegistry {
     fn by_ip(&self, ip: IpAddr) -> RegistrationLookup {
         if ip == IpAddr::from([127, 0, 0, 1]) {
             registered(i64::MAX)
@@ -272,21 +282,21 @@ impl Registry for KnowsOne {
     }
 
     fn by_id(&self, id: &SandboxId) -> RegistrationLookup {
-        if *id == one() {
+        if *id == sandbox_id() {
             registered(i64::MAX)
         } else {
             RegistrationLookup::Unknown
         }
     }
 
-    fn expired(&self, _: &SandboxId) {}
+    fn report_expiry(&self, _: &SandboxId) {}
 }
 
-/// A journal that never finishes a stranger's record.
-struct Stuck;
+/// An audit log in which the record of an unknown client never completes.
+struct BlockedAuditLog;
 
 #[async_trait::async_trait]
-impl AuditSink for Stuck {
+impl AuditSink for BlockedAuditLog {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         match event.sandbox {
             Some(_) => Ok(()),
@@ -303,13 +313,17 @@ impl AuditSink for Stuck {
     }
 }
 
-/// A journal that fails at one name in the worst way.
-struct Panics;
+/// An audit log that panics at the record of `evil.test`.
+struct PanickingAuditLog;
 
 #[async_trait::async_trait]
-impl AuditSink for Panics {
+impl AuditSink for PanickingAuditLog {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
-        assert_ne!(event.host.as_deref(), Some("evil.test"), "as it should");
+        assert_ne!(
+            event.host.as_deref(),
+            Some("evil.test"),
+            "the panic of this test"
+        );
         Ok(())
     }
 
@@ -321,13 +335,16 @@ impl AuditSink for Panics {
 #[tokio::test]
 async fn panic_in_one_query_does_not_affect_others() {
     let fixture = DnsFixture::with("", |limits| limits.in_flight = 1);
-    let served =
-        DnsListener::datagrams_with(&fixture, shared(Arc::new(KnowsOne)), Arc::new(Panics));
-    let client = served.client().await;
+    let listener = DnsListener::datagrams_with(
+        &fixture,
+        shared_source(Arc::new(OneSandboxRegistry)),
+        Arc::new(PanickingAuditLog),
+    );
+    let client = listener.client().await;
     for _ in 0..3 {
         client.send(&query("evil.test", A)).await.unwrap();
         client.send(&query("other.test", A)).await.unwrap();
-        // Its room, of which there is one, was given back.
+        // The panic freed the only slot for queries in flight.
         assert_eq!(receive(&client).await.code, ResponseCode::NXDomain);
     }
 }
@@ -335,39 +352,49 @@ async fn panic_in_one_query_does_not_affect_others() {
 #[tokio::test]
 async fn flood_from_unknown_clients_does_not_block_registered_ones() {
     let fixture = DnsFixture::with("", |limits| limits.in_flight = 2);
-    let served = DnsListener::datagrams_with(&fixture, shared(Arc::new(KnowsOne)), Arc::new(Stuck));
-    let stranger = UdpSocket::bind("127.0.0.2:0").await.unwrap();
-    let asked = query("allowed.test", A);
+    let listener = DnsListener::datagrams_with(
+        &fixture,
+        shared_source(Arc::new(OneSandboxRegistry)),
+        Arc::new(BlockedAuditLog),
+    );
+    let unknown_client = UdpSocket::bind("127.0.0.2:0").await.unwrap();
+    let datagram = query("allowed.test", A);
     for _ in 0..5 {
-        stranger.send_to(&asked, served.address).await.unwrap();
+        unknown_client
+            .send_to(&datagram, listener.address)
+            .await
+            .unwrap();
     }
     let dropped = || fixture.metrics.count_of(QueryOutcome::Dropped, None);
-    until("the strangers' room is full", || dropped() == 3).await;
-    let client = served.client().await;
+    until("the slots for unknown clients are used up", || {
+        dropped() == 3
+    })
+    .await;
+    let client = listener.client().await;
     client.send(&query("evil.test", A)).await.unwrap();
     assert_eq!(receive(&client).await.code, ResponseCode::NXDomain);
 }
 
-/// The network of a sandbox that `registry` knows or does not.
-fn sandbox(registry: Arc<dyn Registry>) -> QuerySource {
+/// A sandbox's own network; `registry` has the registration of the sandbox, if any.
+fn sandbox_source(registry: Arc<dyn Registry>) -> QuerySource {
     QuerySource::Sandbox {
-        sandbox: one(),
+        sandbox: sandbox_id(),
         registry,
     }
 }
 
-/// A shared network whose containers `registry` knows.
-fn shared(registry: Arc<dyn Registry>) -> QuerySource {
+/// A shared network whose containers are registered in `registry`.
+fn shared_source(registry: Arc<dyn Registry>) -> QuerySource {
     QuerySource::Shared {
         registry,
         checks: Arc::new(ListenerChecks::default()),
     }
 }
 
-/// A registry with one answer.
-struct Says(RegistrationLookup);
+/// A registry that returns the same result for every lookup.
+struct FixedRegistry(RegistrationLookup);
 
-impl Registry for Says {
+impl Registry for FixedRegistry {
     fn by_ip(&self, ip: IpAddr) -> RegistrationLookup {
         assert!(ip.is_loopback());
         self.0.clone()
@@ -377,12 +404,12 @@ impl Registry for Says {
         self.0.clone()
     }
 
-    fn expired(&self, _: &SandboxId) {}
+    fn report_expiry(&self, _: &SandboxId) {}
 }
 
 fn registered(expires: i64) -> RegistrationLookup {
     RegistrationLookup::Found(Arc::new(Registration {
-        id: one(),
+        id: sandbox_id(),
         ip: None,
         repos: Vec::new(),
         auth_mode: AuthMode::User,
@@ -396,7 +423,7 @@ fn registered(expires: i64) -> RegistrationLookup {
 #[tokio::test]
 async fn queries_without_a_live_registration_are_refused() {
     let fixture = DnsFixture::new();
-    known(&fixture);
+    add_allowed_name(&fixture);
     for (lookup, code, reason) in [
         (registered(i64::MAX), ResponseCode::NoError, None),
         (
@@ -415,8 +442,11 @@ async fn queries_without_a_live_registration_are_refused() {
             Some(Reason::RegistryUnavailable),
         ),
     ] {
-        let registry = Arc::new(Says(lookup));
-        for source in [shared(Arc::clone(&registry) as _), sandbox(registry)] {
+        let registry = Arc::new(FixedRegistry(lookup));
+        for source in [
+            shared_source(Arc::clone(&registry) as _),
+            sandbox_source(registry),
+        ] {
             let datagrams = DnsListener::datagrams(&fixture, source.clone());
             let client = datagrams.client().await;
             client.send(&query("allowed.test", A)).await.unwrap();
@@ -427,9 +457,9 @@ async fn queries_without_a_live_registration_are_refused() {
                 .write_all(&framed(&[query("allowed.test", A)]))
                 .await
                 .unwrap();
-            assert_eq!(next(&mut stream).await.code, code);
-            for served in [datagrams, streams] {
-                assert_eq!(served.journal.0.lock().unwrap()[0].reason, reason);
+            assert_eq!(read_answer(&mut stream).await.code, code);
+            for listener in [datagrams, streams] {
+                assert_eq!(listener.audit_log.0.lock().unwrap()[0].reason, reason);
             }
         }
     }
@@ -438,9 +468,9 @@ async fn queries_without_a_live_registration_are_refused() {
 #[tokio::test]
 async fn gate_name_resolves_to_the_queried_address_on_shared_network() {
     let fixture = DnsFixture::new();
-    let source = shared(Arc::new(Says(registered(i64::MAX))));
-    let served = DnsListener::datagrams(&fixture, source);
-    let client = served.client().await;
+    let source = shared_source(Arc::new(FixedRegistry(registered(i64::MAX))));
+    let listener = DnsListener::datagrams(&fixture, source);
+    let client = listener.client().await;
     client.send(&query("palisade.internal", A)).await.unwrap();
-    assert_eq!(receive(&client).await.addresses, [served.address.ip()]);
+    assert_eq!(receive(&client).await.addresses, [listener.address.ip()]);
 }

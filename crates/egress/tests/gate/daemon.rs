@@ -128,7 +128,7 @@ async fn push_that_stalls_times_out() {
     assert!(response.contains("ERR "), "{response}");
     drop(client);
     serving.await.unwrap();
-    assert_eq!(fixture.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed_bytes(), 0);
     assert!(!fixture.refs().contains(FEATURE));
 }
 
@@ -166,7 +166,7 @@ async fn incomplete_push_is_refused_when_the_client_closes() {
     assert!(response.contains(refused), "{response}");
     drop(client);
     serving.await.unwrap();
-    assert_eq!(fixture.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed_bytes(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -62,7 +62,7 @@ impl Registry for FakeRegistry {
         RegistrationLookup::Unknown
     }
 
-    fn expired(&self, _: &SandboxId) {}
+    fn report_expiry(&self, _: &SandboxId) {}
 }
 
 /// An audit log in memory.
@@ -149,7 +149,7 @@ pub(crate) fn connect(services: &Arc<Services>, tunnel: Option<(Host, u16)>) -> 
             hello: None,
             caller: ProgramLookup::default(),
         },
-        place: None,
+        connection_slot: None,
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
     };

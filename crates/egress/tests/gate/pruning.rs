@@ -35,10 +35,10 @@ impl Registry for ExpiringRegistry {
         RegistrationLookup::Unknown
     }
 
-    fn expired(&self, _: &SandboxId) {}
+    fn report_expiry(&self, _: &SandboxId) {}
 }
 
-/// The services of a gate with that registry.
+/// The services of a gate with an [`ExpiringRegistry`].
 fn create_services(directory: &std::path::Path) -> Arc<Services> {
     Services::new(ServiceDependencies {
         registry: Arc::new(ExpiringRegistry),
@@ -50,7 +50,7 @@ fn create_services(directory: &std::path::Path) -> Arc<Services> {
     })
 }
 
-// Issue 15, number 16. The tokio clock is paused.
+// Seed requirement of issue 15, number 16. The tokio clock is paused.
 #[tokio::test(start_paused = true)]
 async fn seed_003_buckets_of_unregistered_containers_are_pruned_every_five_minutes() {
     let directory = tempfile::tempdir().unwrap();

@@ -24,11 +24,12 @@ use crate::fakes::{MemoryAuditLog, connect, fake_dependencies};
 
 /// Input of the pack reader.
 pub(crate) struct ReaderInput {
-    pub(crate) case: PushContext,
+    pub(crate) context: PushContext,
     pub(crate) pack: Option<Vec<u8>>,
     bases: Vec<File>,
 }
 
+/// Returns the findings for an input.
 type FindFn = dyn Fn(&ReaderInput) -> Result<Findings, Denial> + Send + Sync;
 
 /// A pack reader with prepared findings.
@@ -41,18 +42,18 @@ pub(crate) struct FakePackReader {
 impl PackReader for FakePackReader {
     async fn read(
         &self,
-        case: &PushContext,
+        context: &PushContext,
         pack: Option<Pack>,
         bases: Vec<File>,
     ) -> Result<Findings, Denial> {
         let pack = pack.map(|mut pack| {
             let mut bytes = Vec::new();
-            pack.file.seek(SeekFrom::Start(pack.at)).unwrap();
+            pack.file.seek(SeekFrom::Start(pack.offset)).unwrap();
             std::io::Read::read_to_end(&mut pack.file, &mut bytes).unwrap();
             bytes
         });
         let input = ReaderInput {
-            case: case.clone(),
+            context: context.clone(),
             pack,
             bases,
         };
@@ -275,7 +276,7 @@ async fn push_without_findings_reaches_upstream_unchanged() {
     let inputs = fixture.reader.inputs.lock().unwrap();
     assert_eq!(inputs.len(), 1);
     assert_eq!(inputs[0].pack.as_deref(), Some(&fixture.pack()[..]));
-    assert!(inputs[0].case.scan && inputs[0].bases.is_empty());
+    assert!(inputs[0].context.scan && inputs[0].bases.is_empty());
     assert_eq!(fixture.forge.requests().len(), 1, "no trees were fetched");
 }
 
@@ -287,9 +288,9 @@ async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
     let mut inputs = std::mem::take(&mut *fixture.reader.inputs.lock().unwrap());
     assert_eq!(inputs.len(), 1);
     let second = inputs.pop().unwrap();
-    assert_eq!(second.case.restricted.len(), 2);
+    assert_eq!(second.context.restricted.len(), 2);
     let main = git(&fixture.path("forge/acme/app.git"), &["rev-parse", "main"]);
-    let tip = second.case.default_tip.map(|tip| tip.to_string());
+    let tip = second.context.default_tip.map(|tip| tip.to_string());
     assert_eq!(tip, Some(main.clone()));
 
     // The pack has the commit and its trees, and no blob.
@@ -324,12 +325,12 @@ async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
     assert!(
         requests
             .iter()
-            .all(|one| one.headers["authorization"] == "Basic stub")
+            .all(|request| request.headers["authorization"] == "Basic stub")
     );
     let records = fixture.records.0.lock().unwrap().clone();
     let gate_queries = records
         .iter()
-        .filter(|one| one.event.as_deref() == Some("asked_for_push"));
+        .filter(|record| record.event.as_deref() == Some("asked_for_push"));
     assert_eq!(gate_queries.count(), 2);
 
     // A tag may be based on a branch that the sandbox created, so its trees are fetched too.
@@ -360,9 +361,9 @@ async fn restricted_path_without_upstream_trees_is_refused() {
         response.contains("ng refs/heads/feature palisade: git_path"),
         "{response}"
     );
-    assert!(response.contains("cannot be told"), "{response}");
+    assert!(response.contains("cannot determine"), "{response}");
     assert!(!fixture.refs().contains(FEATURE));
-    assert_eq!(fixture.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed_bytes(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -387,7 +388,10 @@ async fn push_with_findings_is_refused() {
                 ..Findings::default()
             }),
         ),
-        ("internal", Err(push::unread("the reader crashed"))),
+        (
+            "internal",
+            Err(push::refuse_unreadable("the reader crashed")),
+        ),
         (
             "git_malformed",
             Err(Denial::new(Reason::GitMalformed, "git:form").with_message("No pack.")),
@@ -403,7 +407,7 @@ async fn push_with_findings_is_refused() {
             "the client must not receive the evidence"
         );
         assert!(!fixture.refs().contains(FEATURE));
-        assert_eq!(fixture.forge.pushed(), 0);
+        assert_eq!(fixture.forge.pushed_bytes(), 0);
     }
 }
 

@@ -165,7 +165,7 @@ async fn policy_decides_after_the_allowlist_and_is_recorded() {
     assert_eq!(record.rule.as_ref().unwrap().as_str(), "rego:mine");
     let id: RequestId = record.request_id.unwrap();
     let (_, explained) = fixture.services.explain(id).unwrap();
-    assert_eq!(explained.evidence.unwrap(), "the policy calls it why");
+    assert_eq!(explained.evidence.unwrap(), "the policy's rule name is why");
 
     for (path, reason) in [
         ("/undefined", "rego_denied"),
@@ -198,7 +198,7 @@ async fn fail_open_allows_requests_on_policy_errors_only() {
         OriginReply::text("hello")
     });
     assert_eq!(fixture.get("/shape").await.0, 200);
-    // The record says that no bundle decided.
+    // The record of the request has no deciding bundle.
     let records = fixture.take_records();
     let [logged, request] = records.as_slice() else {
         panic!("{records:?}");
@@ -275,7 +275,7 @@ async fn reload_ends_requests_that_the_new_policy_denies() {
     let latch = Latch::new();
     let held = latch.clone();
     let fixture = PolicyFixture::new(ENFORCED_BUNDLE, move || {
-        OriginReply::text("hello").paused(&held)
+        OriginReply::text("hello").body_held_until(&held)
     });
     let mut client = fixture.connect();
     let request = "GET http://api.example/ok HTTP/1.1\r\nHost: api.example\r\n\r\n";

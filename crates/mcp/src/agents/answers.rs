@@ -137,20 +137,20 @@ impl ToolAnswer for Ports {
         let mut lines = Vec::new();
         match (&self.open, &self.reason) {
             (Some(open), _) if open.is_empty() => {
-                lines.push("No program listens on a port inside.".to_owned());
+                lines.push("No program listens on a port in the sandbox.".to_owned());
             }
             (Some(open), _) => {
                 let open: Vec<String> = open.iter().map(u16::to_string).collect();
-                lines.push(format!("Open inside: {}", open.join(", ")));
+                lines.push(format!("Open in the sandbox: {}", open.join(", ")));
             }
             (None, reason) => {
                 let why = reason.as_deref().unwrap_or("no reason given");
-                lines.push(format!("The open ports inside are unknown: {why}"));
+                lines.push(format!("The open ports in the sandbox are unknown: {why}"));
             }
         }
         for published in &self.published {
             lines.push(format!(
-                "{} on the host forwards to port {} inside",
+                "{} on the host forwards to port {} in the sandbox",
                 published.host, published.port
             ));
         }
@@ -246,7 +246,7 @@ pub struct CommitNote {
 
 impl CommitNote {
     /// Describes a snapshot. A failed snapshot becomes a note: the tool itself has succeeded.
-    pub fn of(snapshot: Result<Snapshot, SandboxServiceError>) -> Self {
+    pub fn from_snapshot(snapshot: Result<Snapshot, SandboxServiceError>) -> Self {
         match snapshot {
             Ok(Snapshot { commit, left_out }) => Self {
                 commit,
@@ -454,7 +454,7 @@ impl ToolAnswer for GlobAnswer {
 /// Answer of `grep`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct GrepAnswer {
-    /// The lines with file and line number, or that none matches.
+    /// The lines with file and line number, or a text that no line matches.
     pub content: String,
     /// Whether more lines may match, or lines were truncated.
     pub truncated: bool,

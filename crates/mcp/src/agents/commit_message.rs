@@ -3,7 +3,7 @@
 /// The longest description after the tool's name, in characters.
 const MAX_CHARS: usize = 200;
 
-/// The commit message of one tool call; of `description` only the first line is used.
+/// The commit message of one tool call, with the first line of `description`.
 pub fn for_tool(tool: &str, description: &str) -> String {
     let mut lines = description
         .lines()

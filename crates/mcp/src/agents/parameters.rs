@@ -1,5 +1,6 @@
-//! Parameters of the tools. Unknown fields are rejected, so that an agent sees that a parameter
-//! does not exist. The comments of the fields become the descriptions in the JSON schemas.
+//! Parameters of the tools. Unknown fields are rejected, so that an agent receives an error for a
+//! parameter that does not exist. The comments of the fields become the descriptions in the JSON
+//! schemas.
 
 use schemars::JsonSchema;
 use serde::Deserialize;

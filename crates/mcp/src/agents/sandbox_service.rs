@@ -35,79 +35,83 @@ pub trait SandboxService: Send + Sync + 'static {
     async fn find(&self, name: &str) -> Result<AgentSandbox, SandboxServiceError>;
 
     /// Lists the ports of a sandbox.
-    async fn ports(&self, at: &SandboxId) -> Result<Ports, SandboxServiceError>;
+    async fn ports(&self, sandbox: &SandboxId) -> Result<Ports, SandboxServiceError>;
 
     /// Freezes the processes of a sandbox.
-    async fn pause(&self, at: &SandboxId) -> Result<(), SandboxServiceError>;
+    async fn pause(&self, sandbox: &SandboxId) -> Result<(), SandboxServiceError>;
 
     /// Resumes the processes of a paused sandbox.
-    async fn resume(&self, at: &SandboxId) -> Result<(), SandboxServiceError>;
+    async fn resume(&self, sandbox: &SandboxId) -> Result<(), SandboxServiceError>;
 
     /// Deletes a sandbox with its branch; where work would be lost, only with `force`.
     async fn delete(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         force: bool,
     ) -> Result<DeletedSandbox, SandboxServiceError>;
 
     /// Reads a file in the sandbox.
     async fn read(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         parameters: &Read,
     ) -> Result<FileContent, SandboxServiceError>;
 
     /// Writes a file in the sandbox.
     async fn write(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         parameters: &Write,
     ) -> Result<WrittenFile, SandboxServiceError>;
 
     /// Replaces a text in a file of the sandbox.
     async fn edit(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         parameters: &Edit,
     ) -> Result<EditedFile, SandboxServiceError>;
 
     /// Applies a unified diff in the sandbox, completely or not at all. Returns the changed
     /// files.
-    async fn patch(&self, at: &SandboxId, patch: &str) -> Result<Vec<String>, SandboxServiceError>;
+    async fn patch(
+        &self,
+        sandbox: &SandboxId,
+        patch: &str,
+    ) -> Result<Vec<String>, SandboxServiceError>;
 
     /// Runs a command in the sandbox. Dropping the future kills the command and its child
     /// processes.
     async fn bash(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         parameters: &Bash,
     ) -> Result<CommandRun, SandboxServiceError>;
 
     /// Lists a directory in the sandbox.
     async fn ls(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         parameters: &Ls,
     ) -> Result<DirectoryListing, SandboxServiceError>;
 
     /// Finds files in the sandbox by a glob.
     async fn glob(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         parameters: &Glob,
     ) -> Result<FoundFiles, SandboxServiceError>;
 
     /// Finds lines in the files of the sandbox.
     async fn grep(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         parameters: &Grep,
     ) -> Result<GrepMatches, SandboxServiceError>;
 
     /// Copies a file or directory of the repository's worktree into the sandbox.
     async fn upload(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         from: &str,
         to: &str,
     ) -> Result<CopiedFiles, SandboxServiceError>;
@@ -115,7 +119,7 @@ pub trait SandboxService: Send + Sync + 'static {
     /// Copies a file or directory of the sandbox into the repository's worktree.
     async fn download(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         from: &str,
         to: &str,
     ) -> Result<CopiedFiles, SandboxServiceError>;
@@ -123,12 +127,16 @@ pub trait SandboxService: Send + Sync + 'static {
     /// Commits the workspace to the sandbox's branch, if it changed.
     async fn snapshot(
         &self,
-        at: &SandboxId,
+        sandbox: &SandboxId,
         message: &str,
     ) -> Result<Snapshot, SandboxServiceError>;
 
     /// The changes of the branch since it was created; of the patch at most `max_bytes`.
-    async fn diff(&self, at: &SandboxId, max_bytes: usize) -> Result<Changes, SandboxServiceError>;
+    async fn diff(
+        &self,
+        sandbox: &SandboxId,
+        max_bytes: usize,
+    ) -> Result<Changes, SandboxServiceError>;
 }
 
 /// A sandbox and its state.
@@ -162,7 +170,7 @@ pub struct AgentSandbox {
 /// The ports of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Ports {
-    /// The ports on which a program listens inside; absent if they are unknown.
+    /// The ports on which a program in the sandbox listens; absent if they are unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Vec<u16>")]
     pub open: Option<Vec<u16>>,

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn every_listed_tool_has_object_schemas() {
-    let tools = tools::all();
+    let tools = tools::all_tools();
     let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_ref()).collect();
     let expected = "sandbox-create sandbox-list sandbox-ports sandbox-pause sandbox-resume \
                     sandbox-delete read write edit patch bash ls glob grep upload download diff";

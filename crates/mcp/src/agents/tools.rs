@@ -20,20 +20,20 @@ use super::sandbox_service::{Changes, CopiedFiles, Ports};
 /// The side effects of a tool, for its MCP annotations.
 #[derive(Clone, Copy)]
 enum Effect {
-    /// Read-only.
-    Reads,
-    /// Additive: nothing is overwritten or deleted.
-    Adds,
-    /// Idempotent and not destructive.
-    Sets,
+    /// Changes nothing.
+    ReadOnly,
+    /// Adds data; nothing is overwritten or deleted.
+    Additive,
+    /// Sets a state: idempotent, and nothing is lost.
+    Idempotent,
     /// May overwrite or delete.
-    Changes,
+    Destructive,
     /// May overwrite or delete, and may use the network.
-    Acts,
+    OpenWorld,
 }
 
 /// Every tool, in the order in which clients list them.
-pub fn all() -> Vec<Tool> {
+pub fn all_tools() -> Vec<Tool> {
     [
         tool::<Create, SandboxAnswer>(
             "sandbox-create",
@@ -42,64 +42,64 @@ pub fn all() -> Vec<Tool> {
              palisade/NAME. All other tools work inside a sandbox. The operator's own files and \
              branches are never changed; your changes are committed to the sandbox's branch, \
              which the operator can review and merge.",
-            Effect::Adds,
+            Effect::Additive,
         ),
         tool::<NoParameters, ListAnswer>(
             "sandbox-list",
             "List sandboxes",
             "Lists the sandboxes of this repository with their status.",
-            Effect::Reads,
+            Effect::ReadOnly,
         ),
         tool::<SandboxOnly, Ports>(
             "sandbox-ports",
             "Show a sandbox's ports",
             "Shows the ports on which programs listen inside a sandbox, and those that the \
              operator has published on the host.",
-            Effect::Reads,
+            Effect::ReadOnly,
         ),
         tool::<SandboxOnly, SandboxAnswer>(
             "sandbox-pause",
             "Pause a sandbox",
             "Freezes every process of a sandbox. No data is lost.",
-            Effect::Sets,
+            Effect::Idempotent,
         ),
         tool::<SandboxOnly, SandboxAnswer>(
             "sandbox-resume",
             "Resume a sandbox",
             "Resumes every process of a paused sandbox.",
-            Effect::Sets,
+            Effect::Idempotent,
         ),
         tool::<Delete, DeleteAnswer>(
             "sandbox-delete",
             "Delete a sandbox",
             "Deletes a sandbox with its branch and everything in it. Refused while a command \
              runs in it or it has work that is on no other branch, unless force is true.",
-            Effect::Changes,
+            Effect::Destructive,
         ),
         tool::<Read, ReadAnswer>(
             "read",
             "Read a file",
             "Reads a file of the workspace: text by lines, or an image. At most 2000 lines or \
              50 KB at a time; continue with offset.",
-            Effect::Reads,
+            Effect::ReadOnly,
         ),
         tool::<Write, WithCommit<WriteAnswer>>(
             "write",
             "Write a file",
             "Writes a whole file of the workspace, and commits it to the sandbox's branch.",
-            Effect::Changes,
+            Effect::Destructive,
         ),
         tool::<Edit, WithCommit<EditAnswer>>(
             "edit",
             "Edit a file",
             "Replaces a text that occurs exactly once in a file, and commits the change.",
-            Effect::Changes,
+            Effect::Destructive,
         ),
         tool::<Patch, WithCommit<PatchAnswer>>(
             "patch",
             "Apply a patch",
             "Applies a unified diff to the workspace, completely or not at all, and commits it.",
-            Effect::Changes,
+            Effect::Destructive,
         ),
         tool::<Bash, WithCommit<BashAnswer>>(
             "bash",
@@ -107,32 +107,32 @@ pub fn all() -> Vec<Tool> {
             "Runs a shell command in the workspace and returns the end of its output. Its \
              changes are committed. Its network requests pass through a gate that decides which \
              are allowed; a refusal contains the reason.",
-            Effect::Acts,
+            Effect::OpenWorld,
         ),
         tool::<Ls, LsAnswer>(
             "ls",
             "List a directory",
             "Lists a directory of the workspace; directories end with a slash.",
-            Effect::Reads,
+            Effect::ReadOnly,
         ),
         tool::<Glob, GlobAnswer>(
             "glob",
             "Find files",
             "Finds files of the workspace by a glob. Files that .gitignore names are left out.",
-            Effect::Reads,
+            Effect::ReadOnly,
         ),
         tool::<Grep, GrepAnswer>(
             "grep",
             "Search in files",
             "Finds lines in the workspace's files by a regular expression.",
-            Effect::Reads,
+            Effect::ReadOnly,
         ),
         tool::<Transfer, WithCommit<CopiedFiles>>(
             "upload",
             "Copy into a sandbox",
             "Copies a file or directory of the operator's repository into the workspace, such \
              as one that git does not track. A .git is never copied.",
-            Effect::Changes,
+            Effect::Destructive,
         ),
         tool::<Transfer, CopiedFiles>(
             "download",
@@ -141,13 +141,13 @@ pub fn all() -> Vec<Tool> {
              as a build's result. Existing files are not overwritten; a .git, and files that run \
              or configure tools, are not copied. For code, the operator merges the branch \
              instead.",
-            Effect::Adds,
+            Effect::Additive,
         ),
         tool::<Diff, Changes>(
             "diff",
             "Show what changed",
             "Shows all changes of the sandbox since it was created.",
-            Effect::Reads,
+            Effect::ReadOnly,
         ),
     ]
     .into()
@@ -159,19 +159,19 @@ fn tool<I: JsonSchema + 'static, O: ToolAnswer>(
     description: &'static str,
     effect: Effect,
 ) -> Tool {
-    // Fails only where a type is no object, which a test excludes.
+    // Fails only for a type that is not an object; a test checks that every type is an object.
     let input = without_rust_formats(schema_for_input::<I>().unwrap_or_default());
     let hints = ToolAnnotations::with_title(title);
     let hints = match effect {
-        Effect::Reads => hints.read_only(true).open_world(false),
-        Effect::Adds => hints.read_only(false).destructive(false).open_world(false),
-        Effect::Sets => hints
+        Effect::ReadOnly => hints.read_only(true).open_world(false),
+        Effect::Additive => hints.read_only(false).destructive(false).open_world(false),
+        Effect::Idempotent => hints
             .read_only(false)
             .destructive(false)
             .idempotent(true)
             .open_world(false),
-        Effect::Changes => hints.read_only(false).destructive(true).open_world(false),
-        Effect::Acts => hints.read_only(false).destructive(true).open_world(true),
+        Effect::Destructive => hints.read_only(false).destructive(true).open_world(false),
+        Effect::OpenWorld => hints.read_only(false).destructive(true).open_world(true),
     };
     Tool::new(name, description, input)
         .with_title(title)

@@ -18,7 +18,7 @@ fn decision(metadata: &str) -> PolicyDecision {
     }
 }
 
-const SUCCESS: Execution = Execution {
+const SUCCESSFUL_EXECUTION: Execution = Execution {
     failed: false,
     exit_code: 0,
     duration: Duration::from_millis(7),
@@ -39,11 +39,11 @@ async fn context_is_stored_until_deleted() {
     contexts.create("r", origin("a", "s"));
     let stored = decision(r#"{"ticket":7}"#);
     contexts.set_decision("r", stored.clone()).unwrap();
-    contexts.set_result("r", SUCCESS).unwrap();
+    contexts.set_result("r", SUCCESSFUL_EXECUTION).unwrap();
     let known = contexts.get("r").unwrap();
     assert_eq!((&*known.agent, &*known.tool), ("a", "fs"));
     assert_eq!(known.decision.as_deref(), Some(&stored));
-    assert_eq!(known.execution, Some(SUCCESS));
+    assert_eq!(known.execution, Some(SUCCESSFUL_EXECUTION));
     assert_eq!(metrics.contexts().get(), 1);
     assert!(contexts.delete("r").is_some());
     assert!(contexts.find("r").is_none());
@@ -69,7 +69,10 @@ async fn context_expires_after_five_minutes() {
     assert!(contexts.find("old").is_none());
     assert_eq!(contexts.get("old"), Err(ContextExpired));
     assert_eq!(
-        contexts.set_result("young", SUCCESS).unwrap().id,
+        contexts
+            .set_result("young", SUCCESSFUL_EXECUTION)
+            .unwrap()
+            .id,
         "young".into()
     );
     contexts.create("old", origin("a", ""));
@@ -96,7 +99,7 @@ async fn expired_context_stays_an_error_after_cleanup() {
         for _ in 0..2 {
             assert_eq!(contexts.get(id), Err(ContextExpired), "{id}");
             assert_eq!(
-                contexts.set_result(id, SUCCESS),
+                contexts.set_result(id, SUCCESSFUL_EXECUTION),
                 Err(ContextExpired),
                 "{id}"
             );

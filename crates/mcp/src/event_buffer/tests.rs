@@ -1,6 +1,6 @@
 use super::*;
 
-const SOON: Duration = Duration::from_millis(10);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(10);
 
 fn text(outcome: ReadOutcome) -> String {
     match outcome {
@@ -12,36 +12,36 @@ fn text(outcome: ReadOutcome) -> String {
 #[tokio::test]
 async fn new_reader_gets_the_messages_after_the_last_read() {
     let event_buffer = Arc::new(EventBuffer::default());
-    let mut first = event_buffer.read(0);
+    let mut first = event_buffer.open_reader(0);
     event_buffer.push("one".into()).await;
     event_buffer.push("two".into()).await;
-    assert_eq!(text(first.next(SOON).await), "one");
+    assert_eq!(text(first.next(SHORT_TIMEOUT).await), "one");
     drop(first);
     assert!(!event_buffer.has_reader());
     event_buffer.push("three".into()).await;
-    let mut second = event_buffer.read(1);
-    assert_eq!(text(second.next(SOON).await), "two");
-    assert_eq!(text(second.next(SOON).await), "three");
-    assert_eq!(second.next(SOON).await, ReadOutcome::TimedOut);
+    let mut second = event_buffer.open_reader(1);
+    assert_eq!(text(second.next(SHORT_TIMEOUT).await), "two");
+    assert_eq!(text(second.next(SHORT_TIMEOUT).await), "three");
+    assert_eq!(second.next(SHORT_TIMEOUT).await, ReadOutcome::TimedOut);
     event_buffer.finish("four".into());
     event_buffer.push("late".into()).await;
-    assert_eq!(text(second.next(SOON).await), "four");
-    assert_eq!(second.next(SOON).await, ReadOutcome::Closed);
+    assert_eq!(text(second.next(SHORT_TIMEOUT).await), "four");
+    assert_eq!(second.next(SHORT_TIMEOUT).await, ReadOutcome::Closed);
 }
 
 #[tokio::test]
 async fn message_goes_only_to_the_newest_reader() {
     let event_buffer = Arc::new(EventBuffer::default());
-    let mut old = event_buffer.read(0);
-    let mut new = event_buffer.read(0);
+    let mut old = event_buffer.open_reader(0);
+    let mut new = event_buffer.open_reader(0);
     event_buffer.push("one".into()).await;
-    assert_eq!(old.next(SOON).await, ReadOutcome::Closed);
+    assert_eq!(old.next(SHORT_TIMEOUT).await, ReadOutcome::Closed);
     drop(old);
     assert!(
         event_buffer.has_reader(),
         "the newer reader is the current one"
     );
-    assert_eq!(text(new.next(SOON).await), "one");
+    assert_eq!(text(new.next(SHORT_TIMEOUT).await), "one");
 }
 
 #[tokio::test(start_paused = true)]
@@ -50,14 +50,14 @@ async fn full_buffer_blocks_with_a_reader_and_drops_oldest_without() {
     for number in 1..=MAX_MESSAGES + 5 {
         event_buffer.push(number.to_string()).await;
     }
-    let mut reader = event_buffer.read(0);
-    let blocked = tokio::time::timeout(SOON, event_buffer.push("more".into())).await;
+    let mut reader = event_buffer.open_reader(0);
+    let blocked = tokio::time::timeout(SHORT_TIMEOUT, event_buffer.push("more".into())).await;
     assert!(
         blocked.is_err(),
         "a full buffer blocks while it has a reader"
     );
-    assert_eq!(text(reader.next(SOON).await), "6");
-    let ((), next) = tokio::join!(event_buffer.push("more".into()), reader.next(SOON));
+    assert_eq!(text(reader.next(SHORT_TIMEOUT).await), "6");
+    let ((), next) = tokio::join!(event_buffer.push("more".into()), reader.next(SHORT_TIMEOUT));
     assert_eq!(text(next), "7");
 }
 
@@ -75,12 +75,12 @@ async fn buffer_is_bounded_by_bytes() {
 #[tokio::test(start_paused = true)]
 async fn closed_buffer_expires_a_minute_after_its_last_reader() {
     let event_buffer = Arc::new(EventBuffer::default());
-    let reader = event_buffer.read(0);
+    let reader = event_buffer.open_reader(0);
     event_buffer.finish("bye".into());
     tokio::time::advance(RETENTION * 2).await;
     assert!(!event_buffer.is_expired(), "the buffer has a reader");
     drop(reader);
     assert!(!event_buffer.is_expired());
-    tokio::time::advance(RETENTION + SOON).await;
+    tokio::time::advance(RETENTION + SHORT_TIMEOUT).await;
     assert!(event_buffer.is_expired());
 }

@@ -29,8 +29,8 @@ pub struct UnwrappedCall {
 
 impl UnwrappedCall {
     /// Unwraps the `params` of `method`; none if they cannot be parsed.
-    pub fn of(method: &str, params: &str) -> Option<Self> {
-        let mut params = super::input::read(params).ok()?;
+    pub fn from_params(method: &str, params: &str) -> Option<Self> {
+        let mut params = super::input::parse_json(params).ok()?;
         Self::read(method, &mut params).ok()
     }
 
@@ -56,7 +56,7 @@ impl UnwrappedCall {
             check_keys(&inner)?;
             let wrapping = match inner.get("arguments") {
                 Some(Value::String(text)) => {
-                    let arguments = super::input::read(text)?;
+                    let arguments = super::input::parse_json(text)?;
                     if let Some(text) = inner.get_mut("arguments") {
                         *text = arguments;
                     }
@@ -85,8 +85,8 @@ fn split(name: &str) -> Option<(&str, &str)> {
     (!prefix.is_empty() && !own.is_empty()).then_some((prefix, own))
 }
 
-/// Refuses keys that differ from a known key only in case. Servers written in Go read `Name` as
-/// `name`, and policies do not.
+/// Refuses keys that differ from a known key only in upper and lower case. Servers written in Go
+/// treat `Name` as `name`, and policies do not.
 pub(super) fn check_keys(params: &Value) -> Result<(), UnreadableMessage> {
     let Value::Object(fields) = params else {
         return Ok(());

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::message::PolicyMessage;
-use super::{Governance, GovernedMessage, Moment, Ruling, clean, cx, input, record};
+use super::{Governance, GovernedMessage, Moment, Ruling, cx, input, new_record, sanitise};
 use crate::caller::McpCaller;
 use crate::hold_terms::{CallApprovals, HoldEnd, HoldTerms};
 
@@ -89,7 +89,7 @@ impl<'a> HeldMessage<'a> {
     fn count_evaluations(&self) {
         let metrics = self.governance.metrics();
         for evaluation in &self.run.evaluations {
-            metrics.record_decision(&evaluation.bundle, evaluation.action, evaluation.took);
+            metrics.record_decision(&evaluation.bundle, evaluation.action, evaluation.duration);
             if let Some(kind) = evaluation.failure {
                 metrics.record_policy_failure(&evaluation.bundle, kind);
             }
@@ -119,7 +119,7 @@ impl HeldSubject for HeldMessage<'_> {
             return Ok(Attempt::Done(Ruling::Pass));
         }
         let mut parsed = PolicyMessage::read(message, &governance.0.patterns).await?;
-        self.operation = Some(clean(parsed.name())).filter(|name| !name.is_empty());
+        self.operation = Some(sanitise(parsed.name())).filter(|name| !name.is_empty());
         let facts = McpFacts {
             stored: None,
             tool: Ok(()),
@@ -149,7 +149,7 @@ impl HeldSubject for HeldMessage<'_> {
             Verdict::Modify(change) => {
                 let Edits::Json(text) = change.edits;
                 let raw = RawValue::from_string(text);
-                let raw = raw.map_err(|error| input::unreadable(&error.to_string()))?;
+                let raw = raw.map_err(|error| input::malformed_denial(&error.to_string()))?;
                 Ok(Attempt::Done(Ruling::Modify(raw)))
             }
             Verdict::Deny(denial) => Err(*denial),
@@ -173,10 +173,10 @@ impl HeldSubject for HeldMessage<'_> {
         self.governance.0.policy.load().number
     }
 
-    /// The message is in memory already. From here on it gets a record also if it is dropped.
+    /// The message is already in memory. From now on it is recorded even if it is dropped.
     async fn secure(&mut self) -> Result<(), Denial> {
         if self.slot.is_none() {
-            self.slot = Some(self.governance.0.held.reserve(self.message.caller)?);
+            self.slot = Some(self.governance.0.held_counts.reserve(self.message.caller)?);
         }
         let now = Instant::now();
         self.waiting_since = Some(now);
@@ -207,7 +207,7 @@ impl HeldSubject for HeldMessage<'_> {
             let question = self.question.as_deref();
             question.map_or_else(
                 || Denial::new(Reason::AskTimeout, "ask"),
-                |question| question.refused(Reason::AskTimeout),
+                |question| question.denial(Reason::AskTimeout),
             )
         };
         tokio::select! {
@@ -231,10 +231,10 @@ impl Drop for HeldMessage<'_> {
             return;
         };
         let denial = HoldEnd::Withdrawn.denial();
-        let mut event = record(self.message);
+        let mut event = new_record(self.message);
         event.operation = self.operation.take().or(event.operation);
-        super::note_hold(&mut event, waited);
-        super::note_denial(&mut event, &denial);
+        super::add_hold(&mut event, waited);
+        super::add_denial(&mut event, &denial);
         self.governance.record_later(event, self.message.moment);
     }
 }

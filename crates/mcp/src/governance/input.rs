@@ -24,15 +24,17 @@ pub(super) enum UnreadableMessage {
     /// The text is not JSON, or ambiguous.
     #[error("{0}")]
     Json(String),
-    /// A key differs from a known one only in case.
-    #[error("a key differs from a known one only in case, and some servers read it as that one")]
+    /// A key differs from a known key only in upper and lower case.
+    #[error(
+        "a key differs from a known key only in upper and lower case, and some servers treat both as the same key"
+    )]
     Spelling,
     /// A wrapped call cannot be unwrapped.
     #[error("the wrapped call has no name, or too many wrappers")]
     Wrapped,
 }
 
-pub(super) fn unreadable(why: &str) -> Denial {
+pub(super) fn malformed_denial(why: &str) -> Denial {
     Denial::new(Reason::RegoError, "mcp:form")
         .with_message("The message is malformed or ambiguous JSON, so no policy can evaluate it.")
         .with_evidence(why.to_owned())
@@ -47,7 +49,7 @@ pub(super) struct MessageTexts<'a> {
 }
 
 impl<'a> MessageTexts<'a> {
-    pub(super) fn of(message: &GovernedMessage<'a>) -> Self {
+    pub(super) fn from_message(message: &GovernedMessage<'a>) -> Self {
         let text = |raw: &'a serde_json::value::RawValue| Cow::Borrowed(raw.get());
         Self {
             params: message.params.map(text),
@@ -72,7 +74,7 @@ impl<'a> MessageTexts<'a> {
     }
 
     /// Replaces the text that a policy may change.
-    pub(super) fn with(mut self, moment: Moment, new: Cow<'a, str>) -> Self {
+    pub(super) fn with_target(mut self, moment: Moment, new: Cow<'a, str>) -> Self {
         match moment {
             Moment::Before | Moment::Elicitation => self.params = Some(new),
             Moment::After if self.result.is_none() && self.error.is_some() => {
@@ -104,30 +106,30 @@ pub(super) struct ParsedMessage<'a> {
     pub(super) texts: MessageTexts<'a>,
     pub(super) call: UnwrappedCall,
     pub(super) input: Arc<Value>,
-    pub(super) large: bool,
+    pub(super) is_large: bool,
 }
 
 impl<'a> ParsedMessage<'a> {
-    /// Parses a message; a large one on the blocking pool.
+    /// Parses a message; a large message on the blocking pool.
     pub(super) async fn read(
         message: &GovernedMessage<'_>,
         texts: MessageTexts<'a>,
     ) -> Result<Self, Denial> {
-        let head = EnvelopeFields::of(message);
-        let large = texts.len() > MAX_INLINE_BYTES;
-        let parsed = if large {
+        let head = EnvelopeFields::from_message(message);
+        let is_large = texts.len() > MAX_INLINE_BYTES;
+        let parsed = if is_large {
             let texts = texts.clone().into_owned();
-            let parsing = tokio::task::spawn_blocking(move || head.input(&texts)).await;
+            let parsing = tokio::task::spawn_blocking(move || head.build_input(&texts)).await;
             parsing.unwrap_or_else(|error| Err(UnreadableMessage::Json(error.to_string())))
         } else {
-            head.input(&texts)
+            head.build_input(&texts)
         };
-        let (call, input) = parsed.map_err(|why| unreadable(&why.to_string()))?;
+        let (call, input) = parsed.map_err(|why| malformed_denial(&why.to_string()))?;
         Ok(Self {
             texts,
             call,
             input: Arc::new(input),
-            large,
+            is_large,
         })
     }
 
@@ -150,12 +152,12 @@ struct EnvelopeFields {
     agent: String,
     session: String,
     sandbox: String,
-    before: Value,
+    call_decision: Value,
     execution: Value,
 }
 
 impl EnvelopeFields {
-    fn of(message: &GovernedMessage<'_>) -> Self {
+    fn from_message(message: &GovernedMessage<'_>) -> Self {
         let sandbox = message.caller.sandbox.as_ref();
         Self {
             moment: message.moment,
@@ -164,13 +166,18 @@ impl EnvelopeFields {
             agent: message.caller.agent.clone(),
             session: message.caller.session.clone(),
             sandbox: sandbox.map_or("", |id| id.as_str()).to_owned(),
-            before: message.before.map_or_else(|| json!({}), before),
-            execution: message.execution.map_or_else(|| json!({}), execution),
+            call_decision: message
+                .call_decision
+                .map_or_else(|| json!({}), call_decision_json),
+            execution: message.execution.map_or_else(|| json!({}), execution_json),
         }
     }
 
-    fn input(self, texts: &MessageTexts<'_>) -> Result<(UnwrappedCall, Value), UnreadableMessage> {
-        let value = |text: &Option<Cow<'_, str>>| text.as_deref().map(read).transpose();
+    fn build_input(
+        self,
+        texts: &MessageTexts<'_>,
+    ) -> Result<(UnwrappedCall, Value), UnreadableMessage> {
+        let value = |text: &Option<Cow<'_, str>>| text.as_deref().map(parse_json).transpose();
         let mut params = value(&texts.params)?.unwrap_or_default();
         call::check_keys(&params)?;
         let call = UnwrappedCall::read(&self.method, &mut params)?;
@@ -187,15 +194,15 @@ impl EnvelopeFields {
             "outer_name": call.outer_name,
             "result": call::as_object(value(&texts.result)?),
             "error": call::as_object(value(&texts.error)?),
-            "before": self.before,
+            "before": self.call_decision,
             "execution": self.execution,
         });
         Ok((call, input))
     }
 }
 
-fn before(decision: &PolicyDecision) -> Value {
-    // Empty if the policies gave none.
+fn call_decision_json(decision: &PolicyDecision) -> Value {
+    // The text is empty if the policies returned no metadata.
     let metadata = serde_json::from_str(&decision.metadata).unwrap_or_default();
     json!({
         "action": decision.action(),
@@ -204,7 +211,7 @@ fn before(decision: &PolicyDecision) -> Value {
     })
 }
 
-fn execution(execution: &Execution) -> Value {
+fn execution_json(execution: &Execution) -> Value {
     let millis = u64::try_from(execution.duration.as_millis()).unwrap_or(u64::MAX);
     json!({
         "exit_code": execution.exit_code,
@@ -214,7 +221,7 @@ fn execution(execution: &Execution) -> Value {
 }
 
 /// Parses JSON and refuses duplicate keys.
-pub(super) fn read(text: &str) -> Result<Value, UnreadableMessage> {
+pub(super) fn parse_json(text: &str) -> Result<Value, UnreadableMessage> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let value = StrictValue.deserialize(&mut reader);
     let value = value.and_then(|value| reader.end().map(|()| value));

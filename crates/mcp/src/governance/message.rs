@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::GovernedMessage;
 use super::input::{self, MessageTexts, ParsedMessage};
-use crate::context::CORRELATION;
+use crate::context::CORRELATION_KEY;
 use crate::redaction::{self, PatternCache};
 use crate::trace::TRACEPARENT;
 
@@ -32,7 +32,7 @@ impl<'a> PolicyMessage<'a> {
         Ok(Self {
             message,
             patterns,
-            parsed: ParsedMessage::read(message, MessageTexts::of(message)).await?,
+            parsed: ParsedMessage::read(message, MessageTexts::from_message(message)).await?,
         })
     }
 
@@ -65,7 +65,7 @@ impl BundleSubject for PolicyMessage<'_> {
     }
 
     fn is_large(&self) -> bool {
-        self.parsed.large
+        self.parsed.is_large
     }
 
     /// A policy that requires a redaction has not allowed the original message: if the redaction
@@ -87,19 +87,19 @@ impl BundleSubject for PolicyMessage<'_> {
 
     async fn accept(&mut self, content: String) -> Result<(), Denial> {
         let texts = self.parsed.texts.clone();
-        let texts = texts.with(self.message.moment, Cow::Owned(content));
+        let texts = texts.with_target(self.message.moment, Cow::Owned(content));
         self.parsed = ParsedMessage::read(self.message, texts).await?;
         Ok(())
     }
 
     fn changed(&self) -> Result<Option<String>, Denial> {
         let moment = self.message.moment;
-        let old = MessageTexts::of(self.message).into_target(moment);
+        let old = MessageTexts::from_message(self.message).into_target(moment);
         match self.parsed.texts.clone().into_target(moment) {
-            // Also if one bundle reverts the change of another.
+            // The texts are also equal if one bundle reverted the change of another.
             new if new == old => Ok(None),
             Some(text) => Ok(Some(text.into_owned())),
-            None => Err(input::unreadable("the changed message is empty")),
+            None => Err(input::malformed_denial("the changed message is empty")),
         }
     }
 }
@@ -111,7 +111,7 @@ fn remove_request_metadata(params: &mut Map<String, Value>) {
         return;
     };
     meta.retain(|name, _| {
-        let identifies = [CORRELATION, TRACEPARENT, "progressToken"].contains(&name.as_str());
+        let identifies = [CORRELATION_KEY, TRACEPARENT, "progressToken"].contains(&name.as_str());
         !identifies && !name.starts_with("io.modelcontextprotocol/")
     });
     if meta.is_empty() {

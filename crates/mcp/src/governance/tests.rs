@@ -38,7 +38,7 @@ impl MemoryAudit {
 }
 
 /// A policy snapshot of bundles, each with its entrypoint, its further settings and its policy.
-pub(crate) fn rules(section: &str, bundles: &[(&str, &str, &str)]) -> PolicySnapshot {
+pub(crate) fn policy_snapshot(section: &str, bundles: &[(&str, &str, &str)]) -> PolicySnapshot {
     let dir = tempfile::tempdir().unwrap();
     load(dir.path(), section, bundles).unwrap()
 }
@@ -78,29 +78,29 @@ fn load(
     PolicySnapshot::load(Arc::new(settings))
 }
 
-pub(crate) fn governance(rules: PolicySnapshot) -> (Governance, Arc<MemoryAudit>) {
-    governance_with_questions(rules, Questions::default())
+pub(crate) fn governance(snapshot: PolicySnapshot) -> (Governance, Arc<MemoryAudit>) {
+    governance_with_questions(snapshot, Questions::default())
 }
 
 /// A governance whose questions go to `questions`.
 pub(crate) fn governance_with_questions(
-    rules: PolicySnapshot,
+    snapshot: PolicySnapshot,
     questions: Questions,
 ) -> (Governance, Arc<MemoryAudit>) {
     let audit_log = Arc::new(MemoryAudit::default());
     let metrics = Metrics::default();
     let contexts = Contexts::new(&metrics);
     let audit = Arc::clone(&audit_log) as Arc<dyn AuditSink>;
-    let policy = Arc::new(CurrentPolicy::new(rules));
+    let policy = Arc::new(CurrentPolicy::new(snapshot));
     let governance = Governance::new(policy, audit, metrics, contexts, questions);
     (governance, audit_log)
 }
 
 /// Replaces the policy, as a reload does.
-pub(crate) fn replace(governance: &Governance, rules: PolicySnapshot) {
-    let governed = !governance.has_no_policy();
-    governance.0.policy.replace(Arc::new(rules));
-    governance.apply_reload(governed);
+pub(crate) fn replace_policy(governance: &Governance, snapshot: PolicySnapshot) {
+    let had_bundle = !governance.has_no_policy();
+    governance.0.policy.replace(Arc::new(snapshot));
+    governance.apply_reload(had_bundle);
 }
 
 /// A message for a policy.
@@ -130,7 +130,7 @@ fn answer(result: impl ToString) -> Message {
     }
 }
 
-async fn rule_on(governance: &Governance, message: &Message) -> Ruling {
+async fn ruling_of(governance: &Governance, message: &Message) -> Ruling {
     let raw = |text: &Option<String>| {
         text.clone()
             .map(|text| RawValue::from_string(text).unwrap())
@@ -154,16 +154,16 @@ async fn rule_on(governance: &Governance, message: &Message) -> Ruling {
         params: params.as_deref(),
         result: result.as_deref(),
         error: error.as_deref(),
-        before: None,
+        call_decision: None,
         execution: None,
     };
     governance.decide(&governed, &HoldTerms::default()).await
 }
 
 /// The ruling of one bundle with `policy` on a message.
-async fn rule_with(policy: &str, message: &Message) -> Ruling {
-    let (governance, _) = governance(rules("", &[("mcp/authz", "", policy)]));
-    rule_on(&governance, message).await
+async fn ruling_by_policy(policy: &str, message: &Message) -> Ruling {
+    let (governance, _) = governance(policy_snapshot("", &[("mcp/authz", "", policy)]));
+    ruling_of(&governance, message).await
 }
 
 #[track_caller]
@@ -187,10 +187,10 @@ fn modified(ruling: Ruling) -> String {
 
 #[tokio::test]
 async fn message_without_bundles_passes_and_is_recorded() {
-    let (governance, audit_log) = governance(rules("", &[]));
+    let (governance, audit_log) = governance(policy_snapshot("", &[]));
     assert!(governance.has_no_policy());
     // The message is not parsed, so a duplicate key does not matter.
-    let ruling = rule_on(&governance, &call(r#"{"a":1,"a":2}"#)).await;
+    let ruling = ruling_of(&governance, &call(r#"{"a":1,"a":2}"#)).await;
     assert!(matches!(ruling, Ruling::Pass), "{ruling:?}");
     let events = audit_log.take();
     assert_eq!(events.len(), 1);
@@ -205,7 +205,7 @@ async fn policy_input_has_every_field() {
     let policy = r#"
 decision := {"action": "block", "reason": json.marshal(input)}"#;
     let message = call(r#"{"name":"gh__search","arguments":{"q":"x"},"_meta":{"k":1}}"#);
-    let denial = blocked(rule_with(policy, &message).await, Reason::RegoDenied);
+    let denial = blocked(ruling_by_policy(policy, &message).await, Reason::RegoDenied);
     let input: Value = serde_json::from_str(&denial.message).unwrap();
     assert_eq!(
         input,
@@ -223,7 +223,10 @@ decision := {"action": "block", "reason": json.marshal(input)}"#;
         ("null", json!({})),
     ] {
         let policy = "decision := {\"action\": \"block\", \"reason\": json.marshal(input.params)}";
-        let denial = blocked(rule_with(policy, &call(params)).await, Reason::RegoDenied);
+        let denial = blocked(
+            ruling_by_policy(policy, &call(params)).await,
+            Reason::RegoDenied,
+        );
         let found: Value = serde_json::from_str(&denial.message).unwrap();
         assert_eq!(found, wanted, "{params}");
     }
@@ -255,13 +258,16 @@ reason := input.outer_name"#;
             "mcp-exec",
         ),
     ] {
-        let ruling = rule_with(policy, &call(&params)).await;
+        let ruling = ruling_by_policy(policy, &call(&params)).await;
         let denial = blocked(ruling, Reason::RegoDenied);
         assert_eq!(denial.message, outer, "{params}");
     }
     let fine =
         json!({"name": "mcp-exec", "arguments": {"name": "delete", "arguments": {"path": "/tmp"}}});
-    assert!(matches!(rule_with(policy, &call(fine)).await, Ruling::Pass));
+    assert!(matches!(
+        ruling_by_policy(policy, &call(fine)).await,
+        Ruling::Pass
+    ));
 }
 
 #[tokio::test]
@@ -286,7 +292,7 @@ async fn ambiguous_message_is_refused() {
         &wrapped(json!({"name": "t", "NAME": "u"})),
         &nested.to_string(),
     ] {
-        let ruling = rule_with("allow := true", &call(params)).await;
+        let ruling = ruling_by_policy("allow := true", &call(params)).await;
         let denial = blocked(ruling, Reason::RegoError);
         assert_eq!(denial.rule.as_str(), "mcp:form", "{params}");
     }
@@ -309,7 +315,7 @@ async fn undefined_failing_and_asking_policies_block() {
             Reason::RegoDenied,
         ),
     ] {
-        let ruling = rule_with(policy, &call(json!({"name": "t"}))).await;
+        let ruling = ruling_by_policy(policy, &call(json!({"name": "t"}))).await;
         let denial = blocked(ruling, reason);
         assert_eq!(denial.rule.as_str(), "rego:b0", "{policy}");
     }
@@ -318,10 +324,10 @@ async fn undefined_failing_and_asking_policies_block() {
 #[tokio::test]
 async fn policy_timeout_blocks() {
     let slow = "allow if { some a in numbers.range(1, 3000); some b in numbers.range(1, 3000); a * b == 7919 * 7919 }";
-    let rules = rules("  timeout: 20ms\n", &[("mcp/authz", "", slow)]);
-    let (governance, _) = governance(rules);
+    let snapshot = policy_snapshot("  timeout: 20ms\n", &[("mcp/authz", "", slow)]);
+    let (governance, _) = governance(snapshot);
     let denial = blocked(
-        rule_on(&governance, &call(json!({"name": "t"}))).await,
+        ruling_of(&governance, &call(json!({"name": "t"}))).await,
         Reason::RegoError,
     );
     assert!(denial.evidence.unwrap().contains("time limit"));
@@ -337,29 +343,32 @@ async fn policy_timeout_blocks() {
 
 #[tokio::test]
 async fn fail_open_passes_failures_but_not_refusals() {
-    let (open, audit_log) = governance(rules(
+    let (open, audit_log) = governance(policy_snapshot(
         "  fail_open: true\n",
         &[("mcp/authz", "", "decision := 1")],
     ));
     assert!(matches!(
-        rule_on(&open, &call(json!({"name": "t"}))).await,
+        ruling_of(&open, &call(json!({"name": "t"}))).await,
         Ruling::Pass
     ));
     let logged = audit_log.take();
     assert_eq!(logged[0].event.as_deref(), Some("policy_logged"));
     assert_eq!(logged[0].reason, Some(Reason::RegoError));
     for policy in ["allow := true if input.no", "action := \"redact\""] {
-        let (open, _) = governance(rules("  fail_open: true\n", &[("mcp/authz", "", policy)]));
-        let ruling = rule_on(&open, &call(json!({"name": "t"}))).await;
+        let (open, _) = governance(policy_snapshot(
+            "  fail_open: true\n",
+            &[("mcp/authz", "", policy)],
+        ));
+        let ruling = ruling_of(&open, &call(json!({"name": "t"}))).await;
         blocked(ruling, Reason::RegoDenied);
     }
     // An agent must not be able to make a policy fail.
-    let (open, _) = governance(rules(
+    let (open, _) = governance(policy_snapshot(
         "  fail_open: true\n",
         &[("mcp/authz", "", "allow := false")],
     ));
     blocked(
-        rule_on(&open, &call(r#"{"a":1,"a":2}"#)).await,
+        ruling_of(&open, &call(r#"{"a":1,"a":2}"#)).await,
         Reason::RegoError,
     );
 }
@@ -368,7 +377,7 @@ async fn fail_open_passes_failures_but_not_refusals() {
 async fn bundle_in_log_mode_changes_nothing() {
     let redact =
         "decision := {\"action\": \"redact\", \"outputs\": {\"modified_data\": {\"x\": 1}}}";
-    let (governance, audit_log) = governance(rules(
+    let (governance, audit_log) = governance(policy_snapshot(
         "",
         &[
             ("mcp/authz", ", mode: log", "allow := false"),
@@ -376,7 +385,7 @@ async fn bundle_in_log_mode_changes_nothing() {
             ("mcp/authz", "", "allow := true"),
         ],
     ));
-    let ruling = rule_on(&governance, &call(json!({"name": "t"}))).await;
+    let ruling = ruling_of(&governance, &call(json!({"name": "t"}))).await;
     assert!(matches!(ruling, Ruling::Pass), "{ruling:?}");
     let events = audit_log.take();
     let recorded: Vec<_> = events
@@ -400,16 +409,16 @@ async fn bundle_in_log_mode_changes_nothing() {
 }
 
 #[tokio::test]
-async fn each_bundle_sees_the_changes_of_earlier_bundles() {
+async fn each_bundle_evaluates_the_changes_of_earlier_bundles() {
     let redact = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["arguments.key"]}}}"#;
     let look = r#"default allow := false
 allow if input.params.arguments.key == "[redacted]""#;
     let bundles = [("mcp/authz", "", redact), ("mcp/authz", "", look)];
-    let (governance, audit_log) = governance(rules("", &bundles));
+    let (governance, audit_log) = governance(policy_snapshot("", &bundles));
     let message =
         call(r#"{ "name":"t", "arguments":{"key":"k","n":123456789012345678901234567890} }"#);
     assert_eq!(
-        modified(rule_on(&governance, &message).await),
+        modified(ruling_of(&governance, &message).await),
         r#"{ "name":"t", "arguments":{"key":"[redacted]","n":123456789012345678901234567890} }"#
     );
     let events = audit_log.take();
@@ -446,14 +455,14 @@ async fn redaction_without_effect_is_a_pass() {
             .iter()
             .map(|(entrypoint, settings, text)| (*entrypoint, *settings, text.as_str()))
             .collect();
-        let (governance, audit_log) = governance(rules("", &bundles));
-        let ruling = rule_on(&governance, &message).await;
+        let (governance, audit_log) = governance(policy_snapshot("", &bundles));
+        let ruling = ruling_of(&governance, &message).await;
         assert!(matches!(ruling, Ruling::Pass), "{bundles:?}: {ruling:?}");
         let events = audit_log.take();
         assert_eq!(events.len(), 1, "{bundles:?}: {events:?}");
         assert_eq!(events[0].verdict, Some(VerdictKind::Allow));
     }
-    let changed = modified(rule_with(&change, &message).await);
+    let changed = modified(ruling_by_policy(&change, &message).await);
     assert_eq!(changed, r#"{ "name":"t", "arguments":{"x":"two"} }"#);
 }
 
@@ -470,7 +479,10 @@ async fn arguments_of_a_wrapped_call_are_redacted_in_place() {
             r#"{"name":"mcp-exec","arguments":{"name":"t", "arguments":"{\"key\":\"[redacted]\",\"n\":1.00}"}}"#,
         ),
     ] {
-        assert_eq!(modified(rule_with(policy, &call(params)).await), wanted);
+        assert_eq!(
+            modified(ruling_by_policy(policy, &call(params)).await),
+            wanted
+        );
     }
 }
 
@@ -479,18 +491,24 @@ async fn results_and_errors_are_redacted() {
     let policy = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements": {"[a-z]+@example\\.com": "<mail>"}}}}"#;
     let result = r#"{"content":[{"type":"text","text":"anna@example.com"}],"big":1e3}"#;
     let wanted = r#"{"content":[{"type":"text","text":"<mail>"}],"big":1e3}"#;
-    assert_eq!(modified(rule_with(policy, &answer(result)).await), wanted);
+    assert_eq!(
+        modified(ruling_by_policy(policy, &answer(result)).await),
+        wanted
+    );
     let error = Message {
         result: None,
         error: Some(r#"{"code":-1,"message":"no anna@example.com"}"#.to_owned()),
         ..answer("null")
     };
     let wanted = r#"{"code":-1,"message":"no <mail>"}"#;
-    assert_eq!(modified(rule_with(policy, &error).await), wanted);
+    assert_eq!(modified(ruling_by_policy(policy, &error).await), wanted);
     // A large result, on the blocking pool.
     let large = format!(r#"{{"text":"{} anna@example.com"}}"#, "x".repeat(200_000));
     let wanted = large.replace("anna@example.com", "<mail>");
-    assert_eq!(modified(rule_with(policy, &answer(large)).await), wanted);
+    assert_eq!(
+        modified(ruling_by_policy(policy, &answer(large)).await),
+        wanted
+    );
 }
 
 #[tokio::test]
@@ -501,12 +519,12 @@ async fn elicitations_have_their_own_entrypoint() {
         ..call(json!({"message": "your password?"}))
     };
     let no = "allow := false";
-    let (calls, _) = governance(rules("", &[("mcp/authz", "", no)]));
-    assert!(matches!(rule_on(&calls, &ask).await, Ruling::Pass));
-    let (questions, _) = governance(rules("", &[("mcp/elicitation", "", no)]));
-    blocked(rule_on(&questions, &ask).await, Reason::RegoDenied);
+    let (calls, _) = governance(policy_snapshot("", &[("mcp/authz", "", no)]));
+    assert!(matches!(ruling_of(&calls, &ask).await, Ruling::Pass));
+    let (questions, _) = governance(policy_snapshot("", &[("mcp/elicitation", "", no)]));
+    blocked(ruling_of(&questions, &ask).await, Reason::RegoDenied);
     assert!(matches!(
-        rule_on(&questions, &call("{}")).await,
+        ruling_of(&questions, &call("{}")).await,
         Ruling::Pass
     ));
     assert!(!questions.has_no_policy());
@@ -514,17 +532,20 @@ async fn elicitations_have_their_own_entrypoint() {
 
 #[tokio::test]
 async fn replaced_policy_applies_at_once() {
-    let (governance, _) = governance(rules("", &[("mcp/authz", "", "allow := true")]));
+    let (governance, _) = governance(policy_snapshot("", &[("mcp/authz", "", "allow := true")]));
     assert!(matches!(
-        rule_on(&governance, &call("{}")).await,
+        ruling_of(&governance, &call("{}")).await,
         Ruling::Pass
     ));
-    replace(
+    replace_policy(
         &governance,
-        rules("", &[("mcp/authz", "", "allow := false")]),
+        policy_snapshot("", &[("mcp/authz", "", "allow := false")]),
     );
-    blocked(rule_on(&governance, &call("{}")).await, Reason::RegoDenied);
-    replace(&governance, rules("", &[]));
+    blocked(
+        ruling_of(&governance, &call("{}")).await,
+        Reason::RegoDenied,
+    );
+    replace_policy(&governance, policy_snapshot("", &[]));
     assert!(governance.has_no_policy());
 }
 
@@ -534,7 +555,7 @@ fn missing_optional_bundle_is_skipped_and_invalid_one_fails() {
     let broken = [("mcp/authz", "", "allow := http.send({})")];
     assert!(matches!(
         load(dir.path(), "", &broken),
-        Err(BundleReadError::Wrong { .. })
+        Err(BundleReadError::Invalid { .. })
     ));
     for (required, is_fine) in [("false", true), ("true", false)] {
         let path = dir.path().join("palisade.yaml");

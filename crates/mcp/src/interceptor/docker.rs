@@ -15,9 +15,9 @@ use serde_json::value::RawValue;
 use tracing::Instrument;
 
 use super::envelope::Envelope;
-use super::{Interceptor, blocked, json_response, reply};
+use super::{Interceptor, blocked_result, json_response, reply};
 use crate::caller::McpCaller;
-use crate::context::CORRELATION;
+use crate::context::CORRELATION_KEY;
 use crate::governance::{GovernedMessage, Moment, Ruling, UnwrappedCall, new_request};
 use crate::trace;
 
@@ -28,7 +28,7 @@ const DEFAULT_AGENT: &str = "default";
 const REDACTION_UNSUPPORTED: &str = "a policy requires redacted arguments, which this gateway does not support. Serve the tool through the bridge and give the gateway its name as a prefix.";
 
 impl Interceptor {
-    pub(super) async fn docker_before(
+    pub(super) async fn answer_docker_before(
         &self,
         envelope: Option<Envelope<'_>>,
     ) -> Response<Full<Bytes>> {
@@ -49,7 +49,7 @@ impl Interceptor {
         if params.is_none() && !envelope.has("params") && !envelope.has("Params") {
             return block("the call is missing");
         }
-        let call = params.and_then(|params| UnwrappedCall::of(&method, params.get()));
+        let call = params.and_then(|params| UnwrappedCall::from_params(&method, params.get()));
         let call = call.unwrap_or_default();
         let caller = McpCaller {
             agent: DEFAULT_AGENT.to_owned(),
@@ -65,7 +65,7 @@ impl Interceptor {
             params,
             result: None,
             error: None,
-            before: None,
+            call_decision: None,
             execution: None,
         };
         match self.evaluate(&message).await.ruling {
@@ -79,7 +79,7 @@ impl Interceptor {
         }
     }
 
-    pub(super) async fn docker_after(&self, body: &[u8]) -> Response<Full<Bytes>> {
+    pub(super) async fn answer_docker_after(&self, body: &[u8]) -> Response<Full<Bytes>> {
         let Ok(text) = std::str::from_utf8(body) else {
             return block("the result is not valid JSON");
         };
@@ -125,7 +125,7 @@ impl Interceptor {
             params: params.as_deref().filter(|_| !name.is_empty()),
             result: Some(&result),
             error: None,
-            before: known.and_then(|known| known.decision.as_deref()),
+            call_decision: known.and_then(|known| known.decision.as_deref()),
             execution: known.and_then(|known| known.execution.as_ref()),
         };
         match self.evaluate(&message).instrument(span).await.ruling {
@@ -149,7 +149,7 @@ struct CorrelatedResult {
 
 impl CorrelatedResult {
     fn read(text: &str) -> Result<Self, splice::InvalidJson> {
-        let path = ["_meta", CORRELATION];
+        let path = ["_meta", CORRELATION_KEY];
         let request = splice::find(text, &path)?
             .and_then(|raw| serde_json::from_str::<String>(raw).ok())
             .and_then(|id| RequestId::parse(&id).ok());
@@ -163,5 +163,5 @@ fn denied(denial: &Denial) -> Response<Full<Bytes>> {
 }
 
 fn block(why: &str) -> Response<Full<Bytes>> {
-    reply(StatusCode::OK, &blocked(why))
+    reply(StatusCode::OK, &blocked_result(why))
 }

@@ -29,26 +29,26 @@ struct EnvelopeHead {
 }
 
 impl Interceptor {
-    pub(super) async fn seed(
+    pub(super) async fn answer_seed(
         &self,
         moment: Moment,
         envelope: &Envelope<'_>,
     ) -> Result<HookAnswer, FieldError> {
         let head = EnvelopeHead::read(moment, envelope)?;
         match moment {
-            Moment::Before | Moment::Elicitation => self.seed_before(&head, envelope).await,
-            Moment::After => self.seed_after(&head, envelope).await,
+            Moment::Before | Moment::Elicitation => self.answer_seed_before(&head, envelope).await,
+            Moment::After => self.answer_seed_after(&head, envelope).await,
         }
     }
 
-    async fn seed_before(
+    async fn answer_seed_before(
         &self,
         head: &EnvelopeHead,
         envelope: &Envelope<'_>,
     ) -> Result<HookAnswer, FieldError> {
         let method = envelope.non_empty_text("method")?;
         let params = envelope.raw("params");
-        let call = params.and_then(|params| UnwrappedCall::of(&method, params.get()));
+        let call = params.and_then(|params| UnwrappedCall::from_params(&method, params.get()));
         let request = RequestId::parse(&head.request_id).unwrap_or_else(|_| new_request());
         let contexts = self.governance.contexts();
         contexts.create(
@@ -73,7 +73,7 @@ impl Interceptor {
             params,
             result: None,
             error: None,
-            before: None,
+            call_decision: None,
             execution: None,
         };
         let mut evaluation = self.evaluate(&message).await;
@@ -94,7 +94,7 @@ impl Interceptor {
         ))
     }
 
-    async fn seed_after(
+    async fn answer_seed_after(
         &self,
         head: &EnvelopeHead,
         envelope: &Envelope<'_>,
@@ -145,7 +145,7 @@ impl Interceptor {
             params: named.or(envelope.raw("params")),
             result,
             error,
-            before: known.decision.as_deref(),
+            call_decision: known.decision.as_deref(),
             execution: known.execution.as_ref(),
         };
         let evaluation = self.evaluate(&message).instrument(span).await;

@@ -11,7 +11,7 @@ use policy::verdict::VerdictKind;
 
 use super::*;
 use crate::context::RequestOrigin;
-use crate::governance::tests::{MemoryAudit, governance, rules};
+use crate::governance::tests::{MemoryAudit, governance, policy_snapshot};
 
 /// A response with its collected body.
 struct HookResponse {
@@ -40,7 +40,7 @@ impl HookResponse {
 
 /// An interceptor with one policy.
 fn interceptor(policy: &str) -> (Interceptor, Arc<MemoryAudit>) {
-    let (governance, audit_log) = governance(rules("", &[("mcp/authz", "", policy)]));
+    let (governance, audit_log) = governance(policy_snapshot("", &[("mcp/authz", "", policy)]));
     (
         Interceptor::new(governance, CancellationToken::new()),
         audit_log,
@@ -48,11 +48,21 @@ fn interceptor(policy: &str) -> (Interceptor, Arc<MemoryAudit>) {
 }
 
 async fn before(interceptor: &Interceptor, body: impl ToString) -> HookResponse {
-    HookResponse::of(interceptor.before(body.to_string().into(), None).await).await
+    HookResponse::of(
+        interceptor
+            .answer_before(body.to_string().into(), None)
+            .await,
+    )
+    .await
 }
 
 async fn after(interceptor: &Interceptor, body: impl ToString) -> HookResponse {
-    HookResponse::of(interceptor.after(body.to_string().into(), None).await).await
+    HookResponse::of(
+        interceptor
+            .answer_after(body.to_string().into(), None)
+            .await,
+    )
+    .await
 }
 
 fn request(id: &str, params: Value) -> Value {
@@ -174,7 +184,7 @@ async fn malformed_body_is_refused_in_both_dialects() {
     }
     let answer = HookResponse::of(
         interceptor
-            .before(Bytes::from_static(b"{\"\xff\":1}"), None)
+            .answer_before(Bytes::from_static(b"{\"\xff\":1}"), None)
             .await,
     )
     .await;
@@ -228,19 +238,19 @@ async fn modified_data_keeps_all_digits_of_numbers() {
 async fn docker_gateway_counts_as_present_five_minutes_after_a_hook() {
     let (interceptor, _) = interceptor("allow := true");
     before(&interceptor, request("r", json!({}))).await;
-    assert!(!interceptor.saw_docker_gateway_recently());
+    assert!(!interceptor.has_recent_docker_hook());
     before(
         &interceptor,
         r#"{"method":"tools/call","params":{"name":"t"}}"#,
     )
     .await;
-    assert!(interceptor.saw_docker_gateway_recently());
+    assert!(interceptor.has_recent_docker_hook());
     tokio::time::advance(DOCKER_GATEWAY_TTL).await;
-    assert!(interceptor.saw_docker_gateway_recently());
+    assert!(interceptor.has_recent_docker_hook());
     tokio::time::advance(Duration::from_millis(1)).await;
-    assert!(!interceptor.saw_docker_gateway_recently());
+    assert!(!interceptor.has_recent_docker_hook());
     after(&interceptor, "null").await;
-    assert!(interceptor.saw_docker_gateway_recently());
+    assert!(interceptor.has_recent_docker_hook());
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ pub(super) const MAX_GATEWAY_TOOLS: usize = 128;
 /// Maximum length of a stored name: the maximum that MCP allows.
 const MAX_NAME_BYTES: usize = 128;
 
-/// The first names that were seen. Cloning shares the set.
+/// The first names that were received. Clones share the set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GatewayToolNames(Arc<Mutex<HashSet<String>>>);
 

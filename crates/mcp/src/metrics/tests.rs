@@ -80,22 +80,23 @@ fn process_of_a_removed_tool_is_counted_until_it_ends() {
         let mut lines = text.lines();
         lines.find_map(|line| Some(line.strip_prefix(&series)?.trim().to_owned()))
     };
-    let both = || {
+    let status_and_count = || {
         let status = shown("polis_sidecar_process_status");
         (status, shown("polis_sidecar_processes"))
     };
-    let is = |status: &str, running: &str| (Some(status.to_owned()), Some(running.to_owned()));
+    let expected =
+        |status: &str, running: &str| (Some(status.to_owned()), Some(running.to_owned()));
     metrics.report_tools([("fs", RuntimeKind::Local)]);
-    assert_eq!(both(), is("0", "0"));
+    assert_eq!(status_and_count(), expected("0", "0"));
     let (one, two) = (
         metrics.count_process("fs", RuntimeKind::Local),
         metrics.count_process("fs", RuntimeKind::Local),
     );
-    assert_eq!(both(), is("1", "2"));
+    assert_eq!(status_and_count(), expected("1", "2"));
     drop(one);
     // A reload removes the tool while one of its processes still runs.
     metrics.report_tools([]);
-    assert_eq!(both(), is("1", "1"));
+    assert_eq!(status_and_count(), expected("1", "1"));
     two.exited(None);
-    assert_eq!(both(), (None, None));
+    assert_eq!(status_and_count(), (None, None));
 }

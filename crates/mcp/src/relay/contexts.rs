@@ -3,24 +3,24 @@
 
 use super::{PermittedCall, Relay};
 use crate::caller::McpCaller;
-use crate::context::{CORRELATION, ContextExpired, Execution, RequestContext, RequestOrigin};
+use crate::context::{CORRELATION_KEY, ContextExpired, Execution, RequestContext, RequestOrigin};
 use crate::rpc::RpcMessage;
 use crate::tools::StdioServer;
 use crate::trace;
 
 impl Relay {
-    /// Finds the context that a before hook created for the call. The call names it in its `_meta`
-    /// or by the `X-Request-ID` header (`header`). Agent and tool must be the same. If both name a
-    /// context, a refused one takes precedence.
+    /// Finds the context that a before hook created for the call. The call contains the id of the
+    /// context in its `_meta` or in the `X-Request-ID` header (`header`). Agent and tool must be
+    /// the same. If `_meta` and header identify different contexts, a refused one takes precedence.
     pub(super) fn find_context(
         &self,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         message: &RpcMessage,
         header: Option<&str>,
     ) -> Result<Option<RequestContext>, ContextExpired> {
         let contexts = self.governance.contexts();
-        let in_body = message.param_text(&["_meta", CORRELATION]);
+        let in_body = message.param_text(&["_meta", CORRELATION_KEY]);
         let mut found: Option<RequestContext> = None;
         for id in [in_body.as_deref(), header].into_iter().flatten() {
             let Some(known) = contexts.find(id) else {
@@ -29,7 +29,7 @@ impl Relay {
                 }
                 continue;
             };
-            let is_own = *known.agent == *caller.agent && *known.tool == **served.name();
+            let is_own = *known.agent == *caller.agent && *known.tool == **server.name();
             if is_own && (found.is_none() || known.is_refused()) {
                 found = Some(known);
             }
@@ -40,7 +40,7 @@ impl Relay {
     /// Creates a context for the after hook, if a gateway calls the hooks.
     pub(super) fn store_context(
         &self,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         permitted: &PermittedCall,
     ) -> Option<String> {
@@ -57,7 +57,7 @@ impl Relay {
             agent: &caller.agent,
             session: &caller.session,
             sandbox: caller.sandbox.as_ref(),
-            tool: served.name(),
+            tool: server.name(),
             method: "tools/call",
             name: &name,
             trace: trace.as_deref(),
@@ -74,22 +74,22 @@ impl Relay {
     /// Stores the outcome of a call that ended without an answer.
     pub(super) fn store_abandoned(
         &self,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         permitted: &PermittedCall,
     ) {
         let execution = Execution {
             failed: true,
             exit_code: 0,
-            duration: permitted.begun.elapsed(),
+            duration: permitted.started_at.elapsed(),
         };
-        self.store_execution(served, caller, permitted, execution);
+        self.store_execution(server, caller, permitted, execution);
     }
 
     /// Stores the outcome of a call for the after hook.
     pub(super) fn store_execution(
         &self,
-        served: &StdioServer,
+        server: &StdioServer,
         caller: &McpCaller,
         permitted: &PermittedCall,
         execution: Execution,
@@ -102,7 +102,7 @@ impl Relay {
         if stored.is_err() && permitted.is_own_context {
             // The context expired during the call. Its after hook comes later, so the context is
             // created again.
-            if let Some(id) = self.store_context(served, caller, permitted) {
+            if let Some(id) = self.store_context(server, caller, permitted) {
                 stored = contexts.set_result(&id, execution);
             }
         }

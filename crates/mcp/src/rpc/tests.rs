@@ -108,7 +108,7 @@ fn replacing_a_part_keeps_all_other_bytes() {
 #[test]
 fn line_contains_one_line_end() {
     let text = "{\"jsonrpc\":\"2.0\",\r\n\"method\":\"a\\nb\"}";
-    let line = line(text);
+    let line = to_line(text);
     assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
     let parsed = RpcMessage::read_bytes(line).unwrap();
     assert_eq!(parsed.method(), Some("a\nb"));
@@ -163,12 +163,12 @@ proptest! {
         let restored = replaced.with_id(&id);
         prop_assert_eq!(restored.as_str(), text.as_str());
         // The line differs only in the whitespace between tokens.
-        let line = String::from_utf8(line(&text)).unwrap();
+        let line = String::from_utf8(to_line(&text)).unwrap();
         prop_assert_eq!(line, text.replace('\n', " ") + "\n");
     }
 
     #[test]
-    fn parser_survives_arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn parser_never_panics_on_arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(message) = RpcMessage::read_bytes(bytes.clone()) {
             prop_assert_eq!(message.text().as_bytes(), bytes.as_slice());
         }

@@ -74,7 +74,7 @@ pub(super) fn admit(source: &RequestSource, head: &Head) -> Result<(), Admission
 }
 
 fn check_sender(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), AdmissionError> {
-    // After DNS rebinding the Host header holds the name of the web page.
+    // After DNS rebinding the Host header contains the name of the web page.
     let host = headers.get(HOST).and_then(|host| host.to_str().ok());
     let host = host.ok_or(AdmissionError::NoHost)?;
     if rules.checks_host() && !is_loopback(host_name(host)) {
@@ -103,9 +103,9 @@ fn check_token(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), Admissi
     let Some(expected) = rules.auth.token else {
         return Ok(());
     };
-    let given = headers.get(AUTHORIZATION).and_then(given_token);
-    let given: Option<[u8; 32]> = given.map(|token| Sha256::digest(token).into());
-    match given == Some(expected) {
+    let presented = headers.get(AUTHORIZATION).and_then(presented_token);
+    let presented: Option<[u8; 32]> = presented.map(|token| Sha256::digest(token).into());
+    match presented == Some(expected) {
         true => Ok(()),
         false => Err(AdmissionError::Token),
     }
@@ -113,16 +113,16 @@ fn check_token(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), Admissi
 
 /// The token of an Authorization header: the Bearer token, or the Basic password (RFC 7617), which
 /// clients that cannot set headers send for `http://x:TOKEN@host`.
-fn given_token(value: &HeaderValue) -> Option<Vec<u8>> {
-    let (scheme, given) = value.to_str().ok()?.split_once(' ')?;
-    let given = given.trim();
+fn presented_token(value: &HeaderValue) -> Option<Vec<u8>> {
+    let (scheme, presented) = value.to_str().ok()?.split_once(' ')?;
+    let presented = presented.trim();
     if scheme.eq_ignore_ascii_case("bearer") {
-        return Some(given.as_bytes().to_vec());
+        return Some(presented.as_bytes().to_vec());
     }
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
     }
-    let pair = BASE64_STANDARD.decode(given).ok()?;
+    let pair = BASE64_STANDARD.decode(presented).ok()?;
     let colon = pair.iter().position(|byte| *byte == b':')?;
     pair.get(colon + 1..).map(<[u8]>::to_vec)
 }

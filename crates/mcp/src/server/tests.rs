@@ -5,7 +5,7 @@ const TOKEN: &str = "a-token";
 fn source(at: &str, token: bool) -> RequestSource {
     let token = token.then(|| Sha256::digest(TOKEN.as_bytes()).into());
     RequestSource::Network(ListenerRules {
-        at: at.parse().unwrap(),
+        address: at.parse().unwrap(),
         endpoints: Endpoints {
             hooks: true,
             tools: true,
@@ -86,7 +86,7 @@ fn listener_with_token_refuses_requests_without_it() {
         admission_status(&source("0.0.0.0:8090", true), &[named, authorization]),
         200
     );
-    // Docker's MCP gateway cannot set headers; its URL holds the token.
+    // Docker's MCP gateway cannot set headers; its URL contains the token.
     for (credentials, status) in [
         ("eDphLXRva2Vu", 200),     // x:a-token
         ("OmEtdG9rZW4=", 200),     // :a-token

@@ -41,19 +41,19 @@ impl ClientRequest {
     ) -> Result<(), SessionError> {
         let id = message.id().unwrap_or("null").to_owned();
         let session = &self.session;
-        let ends = self.ends();
+        let hold_ends = self.hold_ends();
         let terms = HoldTerms {
-            ends: &ends,
+            ends: &hold_ends,
             flag: Some(&flag),
             ..HoldTerms::default()
         };
-        let (served, caller) = (&session.served, &session.caller);
+        let (server, caller) = (&session.server, &session.caller);
         let permitted = session
             .relay
-            .permit(served, caller, message, &headers, &terms);
+            .permit(server, caller, message, &headers, &terms);
         let permitted = match permitted.await {
             Ok(permitted) => permitted,
-            Err(_) if flag.is_set() && session.is_over() => {
+            Err(_) if flag.is_set() && session.has_ended() => {
                 let text = ProcessEnded { code: None }.to_string();
                 self.finish(RpcMessage::failure(&id, code::SERVER_ENDED, &text, None));
                 return Ok(());
@@ -66,15 +66,15 @@ impl ClientRequest {
         if permitted.method == "initialize"
             && let Some(shared_process) = &session.shared_process
         {
-            let answer = shared_process.introduce(permitted.message.id().unwrap_or("null"));
-            session.note_version(&answer);
+            let answer = shared_process.initialize_answer(permitted.message.id().unwrap_or("null"));
+            session.store_version(&answer);
             self.finish(answer);
             return Ok(());
         }
         if permitted.method == "resources/unsubscribe" && session.shared_process.is_some() {
             // Other sessions may still be subscribed.
             let mut state = session.state();
-            session.note_subscription(&mut state, &permitted);
+            session.record_subscription(&mut state, &permitted);
             drop(state);
             self.finish(RpcMessage::answer(&id, "{}"));
             return Ok(());
@@ -89,8 +89,8 @@ impl ClientRequest {
                 text = message.with_param(&["_meta", "progressToken"], &own);
             }
         }
-        if !self.note_sent(&permitted, token) {
-            self.note_unanswered(&permitted, CallStatus::Cancelled);
+        if !self.mark_sent(&permitted, token) {
+            self.record_unanswered(&permitted, CallStatus::Cancelled);
             return Ok(());
         }
         match session.process.send(&text).await {
@@ -101,13 +101,13 @@ impl ClientRequest {
                 return Ok(());
             }
             Err(error @ SendError::Write(_)) => {
-                self.note_unanswered(&permitted, CallStatus::Error);
+                self.record_unanswered(&permitted, CallStatus::Error);
                 if flag.is_set() {
                     let text = error.to_string();
                     self.finish(RpcMessage::failure(&id, code::INTERNAL_ERROR, &text, None));
                     return Ok(());
                 }
-                session.forget(self.response.number);
+                session.remove_buffer(self.response.number);
                 return Err(error.into());
             }
         }
@@ -117,9 +117,9 @@ impl ClientRequest {
     }
 
     /// Events that end a wait for the operator.
-    fn ends(&self) -> [(HoldEnd, &CancellationToken); 3] {
+    fn hold_ends(&self) -> [(HoldEnd, &CancellationToken); 3] {
         [
-            (HoldEnd::Tool, self.session.served.stop()),
+            (HoldEnd::Tool, self.session.server.stop()),
             (HoldEnd::Withdrawn, &self.session.stop),
             (HoldEnd::Withdrawn, &self.cancelled),
         ]
@@ -127,15 +127,15 @@ impl ClientRequest {
 
     /// Marks the request as sent. `false` if the client has already cancelled it; later
     /// cancellations are forwarded to the server.
-    fn note_sent(&self, permitted: &PermittedCall, token: Option<String>) -> bool {
+    fn mark_sent(&self, permitted: &PermittedCall, token: Option<String>) -> bool {
         let session = &self.session;
         let mut state = session.state();
         if self.cancelled.is_cancelled() {
             return false;
         }
-        session.note_subscription(&mut state, permitted);
-        if let Some(open) = state.open.get_mut(&self.call.id()) {
-            open.token = token;
+        session.record_subscription(&mut state, permitted);
+        if let Some(open) = state.open_requests.get_mut(&self.call.id()) {
+            open.progress_token = token;
             open.is_sent = true;
         }
         true
@@ -143,15 +143,15 @@ impl ClientRequest {
 
     /// Waits for the answer, a cancellation or the timeout, and finishes the request.
     async fn await_answer(mut self, permitted: PermittedCall) {
-        let limit = self.session.served.timeout();
+        let limit = self.session.server.timeout();
         let answer = tokio::select! {
             answer = self.call.answer() => answer,
             () = self.cancelled.cancelled() => {
-                self.note_unanswered(&permitted, CallStatus::Cancelled);
+                self.record_unanswered(&permitted, CallStatus::Cancelled);
                 return;
             }
             () = tokio::time::sleep(limit) => {
-                self.note_unanswered(&permitted, CallStatus::Timeout);
+                self.record_unanswered(&permitted, CallStatus::Timeout);
                 self.session.cancel_call(self.call.id(), "the call timed out").await;
                 let id = permitted.message.id().unwrap_or("null");
                 let text = format!("the call timed out after {} s", limit.as_secs());
@@ -161,7 +161,7 @@ impl ClientRequest {
         };
         let text = self.deliver(&permitted, answer).await;
         if permitted.method == "initialize" {
-            self.session.note_version(&text);
+            self.session.store_version(&text);
         }
         self.finish(text);
     }
@@ -173,26 +173,26 @@ impl ClientRequest {
     ) -> String {
         let Session {
             relay,
-            served,
+            server,
             caller,
             ..
         } = &*self.session;
-        let ends = self.ends();
+        let hold_ends = self.hold_ends();
         let terms = HoldTerms {
-            ends: &ends,
+            ends: &hold_ends,
             ..HoldTerms::default()
         };
         relay
-            .deliver(served, caller, permitted, answer, &terms)
+            .deliver(server, caller, permitted, answer, &terms)
             .await
     }
 
     /// Records a call that ends without an answer of the server.
-    fn note_unanswered(&self, permitted: &PermittedCall, status: CallStatus) {
+    fn record_unanswered(&self, permitted: &PermittedCall, status: CallStatus) {
         let session = &self.session;
-        let (served, caller) = (&session.served, &session.caller);
+        let (server, caller) = (&session.server, &session.caller);
         let relay = &session.relay;
-        relay.note_unanswered(served, caller, permitted, status);
+        relay.record_unanswered(server, caller, permitted, status);
     }
 
     /// Answers the request, unless the client has cancelled it.
@@ -207,8 +207,8 @@ impl ClientRequest {
 
     fn release(&self) {
         let mut state = self.session.state();
-        state.open.remove(&self.call.id());
-        state.touched = Instant::now();
+        state.open_requests.remove(&self.call.id());
+        state.last_used = Instant::now();
     }
 }
 

@@ -35,9 +35,10 @@ impl Session {
         }
     }
 
-    /// Handles a question. A task decides about it, so that the server's output is read meanwhile.
+    /// Handles a question. A separate task decides about the question, so that the server's output
+    /// is still read.
     fn handle_question(&self, question: RpcMessage) {
-        let Some(session) = self.me.upgrade() else {
+        let Some(session) = self.weak_self.upgrade() else {
             return;
         };
         let event_buffer = self.default_buffer();
@@ -50,17 +51,17 @@ impl Session {
             return;
         }
         tokio::spawn(async move {
-            let (served, caller) = (&session.served, &session.caller);
+            let (server, caller) = (&session.server, &session.caller);
             let terms = HoldTerms {
                 ends: &[
-                    (HoldEnd::Tool, served.stop()),
+                    (HoldEnd::Tool, server.stop()),
                     (HoldEnd::Withdrawn, &session.stop),
                     (HoldEnd::Withdrawn, &withdrawn),
                 ],
                 ..HoldTerms::default()
             };
             let relay = &session.relay;
-            let decision = relay.permit_question(served, caller, question, &terms);
+            let decision = relay.permit_question(server, caller, question, &terms);
             match decision.await {
                 Ok(question) => {
                     // The client's request may have ended during the decision.
@@ -86,18 +87,21 @@ impl Session {
     /// use.
     fn register_question(&self, id: &str, withdrawn: &CancellationToken) -> bool {
         let mut state = self.state();
-        let is_below_limit = state.questions.len() + state.undecided.len() < MAX_QUESTIONS;
-        if !is_below_limit || state.undecided.contains_key(id) {
+        let is_below_limit =
+            state.questions.len() + state.undecided_questions.len() < MAX_QUESTIONS;
+        if !is_below_limit || state.undecided_questions.contains_key(id) {
             return false;
         }
-        state.undecided.insert(id.to_owned(), withdrawn.clone());
+        state
+            .undecided_questions
+            .insert(id.to_owned(), withdrawn.clone());
         true
     }
 
     /// Stores the event buffer of an allowed question; `false` if the server has withdrawn it.
     fn open_question(&self, id: &str, event_buffer: &Arc<EventBuffer>) -> bool {
         let mut state = self.state();
-        let is_pending = state.undecided.remove(id).is_some();
+        let is_pending = state.undecided_questions.remove(id).is_some();
         if is_pending {
             state
                 .questions
@@ -108,14 +112,14 @@ impl Session {
 
     /// Removes a refused question; `false` if the server has withdrawn it.
     fn close_question(&self, id: &str) -> bool {
-        self.state().undecided.remove(id).is_some()
+        self.state().undecided_questions.remove(id).is_some()
     }
 
     /// Removes a question that the server withdraws. Returns its event buffer if the client has
     /// received the question.
     fn withdraw_question(&self, id: &str) -> Option<Arc<EventBuffer>> {
         let mut state = self.state();
-        if let Some(undecided) = state.undecided.remove(id) {
+        if let Some(undecided) = state.undecided_questions.remove(id) {
             undecided.cancel();
             return None;
         }
@@ -125,14 +129,14 @@ impl Session {
     /// The event buffer for messages that name no request.
     fn default_buffer(&self) -> Arc<EventBuffer> {
         if self.transport == SessionTransport::HttpSse {
-            return Arc::clone(&self.standing);
+            return Arc::clone(&self.standing_buffer);
         }
         let state = self.state();
-        let newest = || state.sent().max_by_key(|open| open.number);
+        let newest = || state.sent_requests().max_by_key(|open| open.number);
         match newest() {
-            Some(only) if state.sent().count() == 1 => Arc::clone(&only.event_buffer),
-            Some(newest) if !self.standing.has_reader() => Arc::clone(&newest.event_buffer),
-            _ => Arc::clone(&self.standing),
+            Some(only) if state.sent_requests().count() == 1 => Arc::clone(&only.event_buffer),
+            Some(newest) if !self.standing_buffer.has_reader() => Arc::clone(&newest.event_buffer),
+            _ => Arc::clone(&self.standing_buffer),
         }
     }
 
@@ -141,13 +145,13 @@ impl Session {
         let token = message.param(&["progressToken"])?;
         let state = self.state();
         let found = if self.shared_process.is_some() {
-            state.open.get(&token.parse::<u64>().ok()?)
+            state.open_requests.get(&token.parse::<u64>().ok()?)
         } else {
-            let mut all = state.sent();
-            all.find(|open| open.token.as_deref() == Some(token))
+            let mut all = state.sent_requests();
+            all.find(|open| open.progress_token.as_deref() == Some(token))
         };
         let found = found?;
-        let own = found.token.as_deref()?;
+        let own = found.progress_token.as_deref()?;
         let text = message.with_param(&["progressToken"], own);
         Some((Arc::clone(&found.event_buffer), text))
     }

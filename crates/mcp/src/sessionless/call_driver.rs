@@ -11,7 +11,7 @@
 //! ```
 //!
 //! While the operator decides about a question, the call continues. While the operator decides
-//! about the answer, the call holds no process.
+//! about the answer, the call leases no process.
 
 mod questions;
 
@@ -89,7 +89,7 @@ impl HeldCall {
     /// name or URI.
     fn is_continued_by(
         &self,
-        served: &Arc<StdioServer>,
+        server: &Arc<StdioServer>,
         client: &PoolClient,
         message: &RpcMessage,
     ) -> bool {
@@ -98,7 +98,7 @@ impl HeldCall {
             let name = message.param_text(&["name"]);
             (name, message.param_text(&["uri"]))
         };
-        Arc::ptr_eq(&driver.served, served)
+        Arc::ptr_eq(&driver.server, server)
             && is_same_caller(&driver.client.caller, &client.caller)
             && message.method() == Some(&driver.permitted.method)
             && target(&driver.permitted.message) == target(message)
@@ -123,11 +123,11 @@ struct Question {
     params: String,
 }
 
-/// A running call; see the module documentation.
+/// A running call, with the process that it leases and the server's open questions.
 #[derive(Debug)]
 pub(super) struct CallDriver {
     service: Arc<SessionlessService>,
-    served: Arc<StdioServer>,
+    server: Arc<StdioServer>,
     client: PoolClient,
     permitted: PermittedCall,
     call: PendingCall,
@@ -151,7 +151,7 @@ impl CallDriver {
     /// future ends the wait.
     pub(super) async fn begin_or_resume(
         service: Arc<SessionlessService>,
-        served: Arc<StdioServer>,
+        server: Arc<StdioServer>,
         client: PoolClient,
         request: Request,
         headers: CallHeaders,
@@ -162,33 +162,33 @@ impl CallDriver {
             None => None,
             Some(_) => match request.message.param_text(&["requestState"]) {
                 Some(state) => Some(state),
-                None => return Err(RequestError::params("Invalid requestState")),
+                None => return Err(RequestError::invalid_params("Invalid requestState")),
             },
         };
         let (message, log_level) = (request.message, request.log_level);
         let state = state.as_deref();
-        // The operator is not asked again about what was approved before the call was held.
-        let continued =
-            state.and_then(|state| find_approvals(&service, &served, &client, &message, state));
+        // Approvals that the operator gave before the call was held stay valid.
+        let call_approvals =
+            state.and_then(|state| find_approvals(&service, &server, &client, &message, state));
         let terms = HoldTerms {
-            ends: &[(HoldEnd::Tool, served.stop())],
+            ends: &[(HoldEnd::Tool, server.stop())],
             flag: Some(&flag),
-            continued: continued.as_ref(),
+            call_approvals: call_approvals.as_ref(),
             ..HoldTerms::default()
         };
         // Policies also decide about the answers, which are part of the message.
         let (relay, caller) = (service.relay(), &client.caller);
-        let permitted = relay.permit(&served, caller, message, &headers, &terms);
+        let permitted = relay.permit(&server, caller, message, &headers, &terms);
         let permitted = match permitted.await {
             Ok(permitted) => permitted,
             Err(refusal) => return Ok(Err(refusal)),
         };
         let Some(state) = state else {
             let driver =
-                Self::begin(&service, &served, client, permitted, log_level, responses).await?;
+                Self::begin(&service, &server, client, permitted, log_level, responses).await?;
             return Ok(Ok(driver));
         };
-        let mut driver = take_held(&service, &served, &client, &permitted, state)?;
+        let mut driver = take_held_call(&service, &server, &client, &permitted, state)?;
         driver.permitted = permitted;
         driver.log_level = log_level;
         driver.responses.extend(responses);
@@ -198,14 +198,14 @@ impl CallDriver {
 
     async fn begin(
         service: &Arc<SessionlessService>,
-        served: &Arc<StdioServer>,
+        server: &Arc<StdioServer>,
         client: PoolClient,
         permitted: PermittedCall,
         log_level: Option<String>,
         responses: BTreeMap<String, String>,
     ) -> Result<Self, RequestError> {
         let metrics = service.relay().governance.metrics();
-        let lease = service.pools().lease(served, &client, metrics).await?;
+        let lease = service.pools().lease(server, &client, metrics).await?;
         let process = Arc::clone(lease.process());
         if let Some(level) = log_level
             .as_deref()
@@ -221,7 +221,7 @@ impl CallDriver {
         let server_token = permitted.message.param(&PROGRESS_TOKEN).map(str::to_owned);
         let driver = Self {
             service: Arc::clone(service),
-            served: Arc::clone(served),
+            server: Arc::clone(server),
             client,
             permitted,
             call,
@@ -237,7 +237,7 @@ impl CallDriver {
             // If the process ended, `PendingCall::answer` reports it.
             Ok(()) | Err(SendError::ProcessEnded(_)) => Ok(driver),
             Err(error @ SendError::Write(_)) => {
-                driver.note_unanswered(CallStatus::Error);
+                driver.record_unanswered(CallStatus::Error);
                 Err(RequestError::write_failed(&error))
             }
         }
@@ -245,48 +245,48 @@ impl CallDriver {
 
     /// Runs the call until there is an answer, or questions that the client has to answer.
     pub(super) async fn run(mut self, client: mpsc::Sender<CallEvent>) {
-        let deadline = Instant::now() + self.served.timeout();
+        let deadline = Instant::now() + self.server.timeout();
         let mut last_message = Instant::now();
         loop {
             let has_undecided = !self.undecided.is_empty();
             let has_questions = !self.questions.is_empty() && !has_undecided;
             let step = tokio::select! {
                 biased;
-                message = self.lease.recv() => Step::Message(message),
-                answer = self.call.answer() => Step::Answer(answer),
-                decided = self.undecided.next(), if has_undecided => Step::Decided(decided),
-                () = client.closed() => Step::ClientClosed,
+                message = self.lease.recv() => CallStep::Message(message),
+                answer = self.call.answer() => CallStep::Answer(answer),
+                decided = self.undecided.next(), if has_undecided => CallStep::Decided(decided),
+                () = client.closed() => CallStep::ClientClosed,
                 () = tokio::time::sleep_until(last_message + QUESTION_GATHER_TIME), if has_questions => {
-                    Step::QuestionsGathered
+                    CallStep::QuestionsGathered
                 }
-                () = tokio::time::sleep_until(deadline) => Step::TimedOut,
+                () = tokio::time::sleep_until(deadline) => CallStep::TimedOut,
             };
             let end = match step {
-                Step::Message(Some(message)) => {
+                CallStep::Message(Some(message)) => {
                     last_message = Instant::now();
                     self.handle_message(message, &client).await
                 }
-                Step::Message(None) => {
+                CallStep::Message(None) => {
                     return self.finish(Err(ProcessEnded { code: None }), client).await;
                 }
-                Step::Answer(answer) => {
+                CallStep::Answer(answer) => {
                     self.forward_queued(&client).await;
                     return self.finish(answer, client).await;
                 }
-                Step::Decided(None) => None,
-                Step::Decided(Some(decided)) => {
+                CallStep::Decided(None) => None,
+                CallStep::Decided(Some(decided)) => {
                     last_message = Instant::now();
                     self.add_question(decided).await
                 }
-                Step::ClientClosed => {
+                CallStep::ClientClosed => {
                     self.abandon("the client disconnected", CallStatus::Cancelled)
                         .await;
                     return;
                 }
-                Step::TimedOut => {
+                CallStep::TimedOut => {
                     self.abandon("the call timed out", CallStatus::Timeout)
                         .await;
-                    let text = format!("the call timed out after {:?}", self.served.timeout());
+                    let text = format!("the call timed out after {:?}", self.server.timeout());
                     Some(RpcMessage::failure(
                         self.id(),
                         code::SERVER_ENDED,
@@ -294,7 +294,7 @@ impl CallDriver {
                         None,
                     ))
                 }
-                Step::QuestionsGathered => {
+                CallStep::QuestionsGathered => {
                     self.hold(&client).await;
                     return;
                 }
@@ -311,7 +311,7 @@ impl CallDriver {
     }
 
     /// Handles a request or notification of the server. Returns the answer to the call if the
-    /// message ends it.
+    /// message ends the call.
     async fn handle_message(
         &mut self,
         message: RpcMessage,
@@ -361,14 +361,14 @@ impl CallDriver {
             let params = &question.params;
             requests.push_str(&format!(r#"{key}:{{"method":{method},"params":{params}}}"#));
         }
-        let state = relay::hex(relay::random::<32>());
+        let state = relay::to_hex(relay::random_bytes::<32>());
         let result = format!(
             r#"{{"resultType":"input_required","inputRequests":{{{requests}}},"requestState":"{state}"}}"#
         );
         let text = RpcMessage::answer(self.id(), &result);
         let service = Arc::clone(&self.service);
         let evicted = {
-            let mut held = service.held();
+            let mut held = service.held_calls();
             let is_own =
                 |one: &HeldCall| is_same_caller(&one.driver.client.caller, &self.client.caller);
             let own_count = held.values().filter(|one| is_own(one)).count();
@@ -412,7 +412,7 @@ impl CallDriver {
     ) {
         let Self {
             service,
-            served,
+            server,
             client: PoolClient { caller, .. },
             permitted,
             call,
@@ -429,13 +429,13 @@ impl CallDriver {
         drop((undecided, call, lease));
         let flag = HoldFlag::default();
         let terms = HoldTerms {
-            ends: &[(HoldEnd::Tool, served.stop())],
+            ends: &[(HoldEnd::Tool, server.stop())],
             flag: Some(&flag),
             ..HoldTerms::default()
         };
         let relay = service.relay();
         let mut delivering =
-            std::pin::pin!(relay.deliver(&served, &caller, &permitted, answer, &terms));
+            std::pin::pin!(relay.deliver(&server, &caller, &permitted, answer, &terms));
         let text = match until_held(delivering.as_mut(), &flag).await {
             Some(text) => text,
             None => tokio::select! {
@@ -447,14 +447,14 @@ impl CallDriver {
     }
 
     /// Records a call that ends without an answer of the server.
-    fn note_unanswered(&self, status: CallStatus) {
+    fn record_unanswered(&self, status: CallStatus) {
         let (relay, caller) = (self.service.relay(), &self.client.caller);
-        relay.note_unanswered(&self.served, caller, &self.permitted, status);
+        relay.record_unanswered(&self.server, caller, &self.permitted, status);
     }
 
     /// Abandons the call. The process is not reused.
     async fn abandon(&mut self, why: &str, status: CallStatus) {
-        self.note_unanswered(status);
+        self.record_unanswered(status);
         self.lease.discard();
         for question in std::mem::take(&mut self.questions) {
             self.refuse_question(&question.id, code::INTERNAL_ERROR, why)
@@ -466,8 +466,8 @@ impl CallDriver {
     }
 }
 
-/// What happened next in a running call.
-enum Step {
+/// The next event of a running call.
+enum CallStep {
     Message(Option<RpcMessage>),
     Answer(Result<RpcMessage, ProcessEnded>),
     Decided(Option<DecidedQuestion>),
@@ -477,17 +477,17 @@ enum Step {
 }
 
 /// Removes the held call `state` if `permitted` continues it.
-fn take_held(
+fn take_held_call(
     service: &Arc<SessionlessService>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     client: &PoolClient,
     permitted: &PermittedCall,
     state: &str,
 ) -> Result<CallDriver, RequestError> {
-    let mut held = service.held();
+    let mut held = service.held_calls();
     let is_continued = held
         .get(state)
-        .is_some_and(|held| held.is_continued_by(served, client, &permitted.message));
+        .is_some_and(|held| held.is_continued_by(server, client, &permitted.message));
     let found = if is_continued {
         held.remove(state)
     } else {
@@ -495,19 +495,19 @@ fn take_held(
     };
     found
         .map(|held| held.driver)
-        .ok_or_else(|| RequestError::params("Invalid or expired requestState"))
+        .ok_or_else(|| RequestError::invalid_params("Invalid or expired requestState"))
 }
 
 /// The operator's approvals of the held call `state`, if `message` continues it.
 fn find_approvals(
     service: &Arc<SessionlessService>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     client: &PoolClient,
     message: &RpcMessage,
     state: &str,
 ) -> Option<CallApprovals> {
-    let held = service.held();
+    let held = service.held_calls();
     let held = held.get(state)?;
-    let is_continued = held.is_continued_by(served, client, message);
+    let is_continued = held.is_continued_by(server, client, message);
     is_continued.then(|| held.driver.permitted.approvals().clone())
 }

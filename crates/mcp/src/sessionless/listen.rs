@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-use super::event;
+use super::format_event;
 use super::request::{Request, RequestError};
 use super::service::SessionlessService;
 use crate::answer::{self, KEEPALIVE_INTERVAL, McpBody};
@@ -20,7 +20,7 @@ use crate::sse;
 use crate::tools::StdioServer;
 
 /// Key of `_meta` with the id of the subscription.
-const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+const SUBSCRIPTION_ID_KEY: &str = "io.modelcontextprotocol/subscriptionId";
 
 /// Maximum number of resources of one subscription.
 const MAX_RESOURCES: usize = 100;
@@ -71,26 +71,28 @@ impl SubscriptionFilter {
 /// Answers with an event stream.
 pub(super) async fn answer(
     service: &Arc<SessionlessService>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     client: &PoolClient,
     request: &Request,
 ) -> Result<Response<McpBody>, RequestError> {
     let filter = request.message.param(&["notifications"]);
     let filter = filter.and_then(|raw| serde_json::from_str::<SubscriptionFilter>(raw).ok());
     let Some(mut filter) = filter else {
-        return Err(RequestError::params("Missing or invalid notifications"));
+        return Err(RequestError::invalid_params(
+            "Missing or invalid notifications",
+        ));
     };
     if filter.resource_subscriptions.len() > MAX_RESOURCES {
         let why = format!("Too many resources: a subscription may have at most {MAX_RESOURCES}");
-        return Err(RequestError::params(why));
+        return Err(RequestError::invalid_params(why));
     }
-    let changes = service.pools().subscribe(served, client)?;
-    let lease = subscribe(service, served, client, &mut filter).await?;
+    let changes = service.pools().subscribe(server, client)?;
+    let lease = subscribe(service, server, client, &mut filter).await?;
     let id = request.message.id().unwrap_or("null").to_owned();
     let params = json!({"notifications": filter.to_json()}).to_string();
-    let params = relay::set_meta(&params, SUBSCRIPTION, &id).unwrap_or(params);
+    let params = relay::set_meta(&params, SUBSCRIPTION_ID_KEY, &id).unwrap_or(params);
     let method = "notifications/subscriptions/acknowledged";
-    let first = event(&RpcMessage::notification(method, &params));
+    let first = format_event(&RpcMessage::notification(method, &params));
     let stream = SubscriptionStream {
         changes,
         filter,
@@ -108,7 +110,7 @@ pub(super) async fn answer(
 /// are removed from the filter.
 async fn subscribe(
     service: &Arc<SessionlessService>,
-    served: &Arc<StdioServer>,
+    server: &Arc<StdioServer>,
     client: &PoolClient,
     filter: &mut SubscriptionFilter,
 ) -> Result<Option<Lease>, RequestError> {
@@ -119,7 +121,7 @@ async fn subscribe(
     let (headers, terms) = (
         CallHeaders::default(),
         HoldTerms {
-            ends: &[(HoldEnd::Tool, served.stop())],
+            ends: &[(HoldEnd::Tool, server.stop())],
             ..HoldTerms::default()
         },
     );
@@ -130,13 +132,13 @@ async fn subscribe(
         let Ok(message) = RpcMessage::read(text) else {
             continue;
         };
-        let decision = relay.permit(served, &client.caller, message, &headers, &terms);
+        let decision = relay.permit(server, &client.caller, message, &headers, &terms);
         if let Ok(call) = decision.await {
             permitted.push((uri, call));
         }
     }
     let metrics = relay.governance.metrics();
-    let lease = service.pools().lease(served, client, metrics).await?;
+    let lease = service.pools().lease(server, client, metrics).await?;
     let mut granted = Vec::new();
     for (uri, permitted) in permitted {
         let mut call = lease.process().reserve();
@@ -144,7 +146,7 @@ async fn subscribe(
         if lease.process().send(&text).await.is_err() {
             break;
         }
-        let answer = tokio::time::timeout(served.timeout(), call.answer()).await;
+        let answer = tokio::time::timeout(server.timeout(), call.answer()).await;
         if matches!(answer, Ok(Ok(answer)) if answer.result().is_some()) {
             granted.push(uri);
         }
@@ -192,8 +194,8 @@ impl SubscriptionStream {
             return None;
         }
         let params = message.params().unwrap_or("{}");
-        let params = relay::set_meta(params, SUBSCRIPTION, &self.id)?;
-        Some(event(&message.with_params(&params)))
+        let params = relay::set_meta(params, SUBSCRIPTION_ID_KEY, &self.id)?;
+        Some(format_event(&message.with_params(&params)))
     }
 }
 

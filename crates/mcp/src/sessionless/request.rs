@@ -12,20 +12,28 @@ use crate::rpc::{RpcMessage, code};
 /// The protocol revision that this module implements.
 pub const REVISION: &str = "2026-07-28";
 
-/// Keys of `_meta`.
-const PROTOCOL: &str = "io.modelcontextprotocol/protocolVersion";
-const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
-const CLIENT: &str = "io.modelcontextprotocol/clientInfo";
-const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
+/// Key of `_meta` with the protocol revision.
+const PROTOCOL_VERSION_KEY: &str = "io.modelcontextprotocol/protocolVersion";
+/// Key of `_meta` with the client's capabilities.
+const CAPABILITIES_KEY: &str = "io.modelcontextprotocol/clientCapabilities";
+/// Key of `_meta` with the client's name and version.
+const CLIENT_INFO_KEY: &str = "io.modelcontextprotocol/clientInfo";
+/// Key of `_meta` with the minimum level of log messages.
+const LOG_LEVEL_KEY: &str = "io.modelcontextprotocol/logLevel";
 
 /// Keys of `_meta` that are for the bridge and not for the server.
-pub(super) const ENVELOPE: [&str; 4] = [PROTOCOL, CAPABILITIES, CLIENT, LOG_LEVEL];
+pub(super) const BRIDGE_META_KEYS: [&str; 4] = [
+    PROTOCOL_VERSION_KEY,
+    CAPABILITIES_KEY,
+    CLIENT_INFO_KEY,
+    LOG_LEVEL_KEY,
+];
 
 /// Header that repeats the method.
-const METHOD: HeaderName = HeaderName::from_static("mcp-method");
+const METHOD_HEADER: HeaderName = HeaderName::from_static("mcp-method");
 
 /// Header that repeats the name of the tool or prompt, or the URI of the resource.
-const NAME: HeaderName = HeaderName::from_static("mcp-name");
+const NAME_HEADER: HeaderName = HeaderName::from_static("mcp-name");
 
 /// Maximum size of a client's capabilities, in bytes.
 const MAX_CAPABILITIES_BYTES: usize = 16 * 1024;
@@ -57,12 +65,12 @@ impl RequestError {
     }
 
     /// The parameters are invalid.
-    pub(super) fn params(message: impl Into<String>) -> Self {
+    pub(super) fn invalid_params(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code::INVALID_PARAMS, message)
     }
 
     /// A header is missing or differs from the body.
-    fn mismatch(message: impl Into<String>) -> Self {
+    fn header_mismatch(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code::HEADER_MISMATCH, message)
     }
 
@@ -109,27 +117,27 @@ pub(super) struct Request {
 impl Request {
     /// Checks the required fields of `message` and the headers that repeat them.
     pub(super) fn read(message: RpcMessage, headers: &HeaderMap) -> Result<Self, RequestError> {
-        let Some(version) = message.param_text(&["_meta", PROTOCOL]) else {
-            return Err(RequestError::params(format!(
-                "Missing or invalid _meta.{PROTOCOL}"
+        let Some(version) = message.param_text(&["_meta", PROTOCOL_VERSION_KEY]) else {
+            return Err(RequestError::invalid_params(format!(
+                "Missing or invalid _meta.{PROTOCOL_VERSION_KEY}"
             )));
         };
-        let capabilities = message.param(&["_meta", CAPABILITIES]);
+        let capabilities = message.param(&["_meta", CAPABILITIES_KEY]);
         let capabilities = capabilities.filter(|raw| raw.len() <= MAX_CAPABILITIES_BYTES);
         let capabilities = capabilities.and_then(|raw| serde_json::from_str(raw).ok());
         let Some(mut capabilities @ Value::Object(_)) = capabilities else {
-            let why = format!("Missing or invalid _meta.{CAPABILITIES}");
-            return Err(RequestError::params(why));
+            let why = format!("Missing or invalid _meta.{CAPABILITIES_KEY}");
+            return Err(RequestError::invalid_params(why));
         };
         match header_text(headers, &PROTOCOL_VERSION) {
             None => {
-                return Err(RequestError::mismatch(
+                return Err(RequestError::header_mismatch(
                     "The MCP-Protocol-Version header is missing",
                 ));
             }
             Some(header) if header != version => {
                 let why = "The MCP-Protocol-Version header differs from _meta";
-                return Err(RequestError::mismatch(why));
+                return Err(RequestError::header_mismatch(why));
             }
             Some(_) => {}
         }
@@ -143,9 +151,9 @@ impl Request {
             });
         }
         let method = message.method().unwrap_or_default();
-        if header_text(headers, &METHOD) != Some(method) {
+        if header_text(headers, &METHOD_HEADER) != Some(method) {
             let why = "The Mcp-Method header is missing or differs from the method";
-            return Err(RequestError::mismatch(why));
+            return Err(RequestError::header_mismatch(why));
         }
         let name_key = match method {
             "tools/call" | "prompts/get" => Some("name"),
@@ -154,18 +162,20 @@ impl Request {
         };
         if let Some(key) = name_key {
             let Some(name) = message.param_text(&[key]) else {
-                return Err(RequestError::params(format!("Missing or invalid {key}")));
+                return Err(RequestError::invalid_params(format!(
+                    "Missing or invalid {key}"
+                )));
             };
-            let header = header_text(headers, &NAME).map(decode_header);
+            let header = header_text(headers, &NAME_HEADER).map(decode_header);
             if header != Some(Some(name)) {
                 let why = format!("The Mcp-Name header is missing or differs from the {key}");
-                return Err(RequestError::mismatch(why));
+                return Err(RequestError::header_mismatch(why));
             }
         }
         capabilities.sort_all_objects();
         Ok(Self {
             capabilities: capabilities.to_string(),
-            log_level: message.param_text(&["_meta", LOG_LEVEL]),
+            log_level: message.param_text(&["_meta", LOG_LEVEL_KEY]),
             message,
         })
     }
@@ -210,6 +220,6 @@ pub fn is_sessionless(headers: &HeaderMap, body: &[u8]) -> bool {
         && RpcMessage::read_bytes(body.to_vec()).is_ok_and(|message| {
             let method = message.method().unwrap_or_default();
             matches!(method, "server/discover" | "subscriptions/listen")
-                || message.param(&["_meta", PROTOCOL]).is_some()
+                || message.param(&["_meta", PROTOCOL_VERSION_KEY]).is_some()
         })
 }

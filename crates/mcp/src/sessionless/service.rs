@@ -12,12 +12,12 @@ use crate::metrics::CallStatus;
 use crate::pool::ProcessPools;
 use crate::relay::Relay;
 
-/// Serves requests of revision 2026-07-28; see the module documentation.
+/// Serves requests of revision 2026-07-28.
 #[derive(Debug)]
 pub struct SessionlessService {
     relay: Relay,
     pools: ProcessPools,
-    held: Mutex<HashMap<String, HeldCall>>,
+    held_calls: Mutex<HashMap<String, HeldCall>>,
 }
 
 impl SessionlessService {
@@ -26,7 +26,7 @@ impl SessionlessService {
         Self {
             relay,
             pools: ProcessPools::default(),
-            held: Mutex::default(),
+            held_calls: Mutex::default(),
         }
     }
 
@@ -41,14 +41,16 @@ impl SessionlessService {
     }
 
     /// Calls that wait for a client's answers, by `requestState`.
-    pub(super) fn held(&self) -> MutexGuard<'_, HashMap<String, HeldCall>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn held_calls(&self) -> MutexGuard<'_, HashMap<String, HeldCall>> {
+        self.held_calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends processes that were unused for longer than `max_idle`, and expired held calls.
     pub fn sweep(&self, max_idle: Duration) {
         let expired: Vec<_> = {
-            let mut held = self.held();
+            let mut held = self.held_calls();
             let now = Instant::now();
             let names: Vec<_> = held
                 .iter()
@@ -68,7 +70,7 @@ impl SessionlessService {
 
     /// Starts to end every process; does not wait.
     pub fn end(&self) {
-        self.held().clear();
+        self.held_calls().clear();
         self.pools.end();
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::request::{ENVELOPE, RequestError};
+use super::request::{BRIDGE_META_KEYS, RequestError};
 use crate::rpc::{self, Fields, RpcMessage};
 
 /// Key of `_meta` in which a server of an earlier revision may name its `inputRequests` key.
@@ -32,7 +32,7 @@ pub(super) fn read_input_responses(
     let Some(raw) = message.param(&["inputResponses"]) else {
         return Ok(BTreeMap::new());
     };
-    let invalid = || RequestError::params("Invalid inputResponses");
+    let invalid = || RequestError::invalid_params("Invalid inputResponses");
     let fields: Fields<'_> = serde_json::from_str(raw).map_err(|_| invalid())?;
     let mut responses = BTreeMap::new();
     for (key, value) in fields.0 {
@@ -55,14 +55,17 @@ pub(super) fn to_session_revision(message: &RpcMessage, id: &str) -> Result<Stri
     };
     let mut params = without_fields(params, &["inputResponses", "requestState"]);
     if let Some(range) = rpc::find(&params, 0..params.len(), &["_meta"]) {
-        let meta = without_fields(params.get(range.clone()).unwrap_or_default(), &ENVELOPE);
+        let meta = without_fields(
+            params.get(range.clone()).unwrap_or_default(),
+            &BRIDGE_META_KEYS,
+        );
         params = match meta.as_str() {
             "{}" => without_fields(&params, &["_meta"]),
             meta => rpc::splice(&params, range, meta),
         };
     }
     let old = RpcMessage::read(message.with_params(&params));
-    let old = old.map_err(|bad| RequestError::params(bad.to_string()))?;
+    let old = old.map_err(|bad| RequestError::invalid_params(bad.to_string()))?;
     Ok(old.with_id(id))
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct Records(Mutex<Vec<AuditEvent>>);
 
 impl Records {
     /// The events of a stage.
-    pub(crate) fn of(&self, stage: &str) -> Vec<AuditEvent> {
+    pub(crate) fn of_stage(&self, stage: &str) -> Vec<AuditEvent> {
         let all = self.0.lock().unwrap();
         let found = all
             .iter()
@@ -140,11 +140,11 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn new() -> Self {
-        Self::with(&json!({}))
+        Self::with_tool_settings(&json!({}))
     }
 
     /// A fixture whose tool has these further settings.
-    pub(crate) fn with(more: &Value) -> Self {
+    pub(crate) fn with_tool_settings(more: &Value) -> Self {
         let operator = Operator::new();
         let questions = Questions::attended(Arc::clone(&operator) as _);
         Self::open(more, operator, questions)
@@ -172,9 +172,9 @@ impl Fixture {
             local: Arc::clone(&launcher) as _,
             sandbox: launcher,
         };
-        let prints = Arc::new(Fingerprints::in_memory());
+        let fingerprints = Arc::new(Fingerprints::in_memory());
         let stop = CancellationToken::new();
-        let bridge = Bridge::new(launchers, prints, relay, CancellationToken::new());
+        let bridge = Bridge::new(launchers, fingerprints, relay, CancellationToken::new());
         bridge.apply(&settings);
         let mcp_server = Arc::new(McpServer {
             bridge,
@@ -203,12 +203,12 @@ impl Fixture {
     /// Sends a request; returns when the response head has arrived.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response<McpBody> {
         let source = RequestSource::Network(ListenerRules {
-            at: "127.0.0.1:8090".parse().unwrap(),
+            address: "127.0.0.1:8090".parse().unwrap(),
             endpoints: Endpoints {
                 hooks: true,
                 tools: true,
             },
-            auth: AuthConfig::of(&Settings::default()),
+            auth: AuthConfig::from_settings(&Settings::default()),
         });
         server::answer(&self.mcp_server, &source, request).await
     }

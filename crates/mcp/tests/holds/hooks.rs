@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::fixture::{Fixture, read};
-use crate::operator::YES;
+use crate::operator::APPROVE;
 
 /// A before hook in the versioned envelope format.
 fn seed(id: &str, params: &Value) -> Value {
@@ -39,14 +39,14 @@ async fn passes(fixture: &Fixture, hook: &Value) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_hook_passes_after_yes_and_blocks_after_no() {
+async fn held_hook_passes_after_approval_and_blocks_after_denial() {
     for hook in [seed("r", &params()), docker()] {
-        for (answer, expected) in [(YES, true), (ApprovalAnswer::Deny, false)] {
+        for (answer, expected) in [(APPROVE, true), (ApprovalAnswer::Deny, false)] {
             let fixture = Fixture::new();
             let (passed, ()) =
                 tokio::join!(passes(&fixture, &hook), fixture.operator.answer(answer));
             assert_eq!(passed, expected, "{hook}");
-            assert_eq!(fixture.records.of("before").len(), 1);
+            assert_eq!(fixture.records.of_stage("before").len(), 1);
         }
     }
 }
@@ -67,7 +67,7 @@ async fn hook_without_an_answer_blocks_after_the_limit() {
         let took = began.elapsed();
         assert!(took >= MAX_HOOK_HOLD, "{took:?}");
         assert!(took < MAX_HOOK_HOLD + Duration::from_secs(1), "{took:?}");
-        let records = fixture.records.of("before");
+        let records = fixture.records.of_stage("before");
         assert_eq!(records.len(), 1);
         assert_eq!(records[0].reason, Some(Reason::AskTimeout));
         assert_eq!(fixture.operator.count(), 2);
@@ -81,7 +81,7 @@ async fn hook_without_operator_blocks_at_once() {
         let began = Instant::now();
         assert!(!passes(&fixture, &hook).await);
         assert_eq!(began.elapsed(), Duration::ZERO);
-        let records = fixture.records.of("before");
+        let records = fixture.records.of_stage("before");
         assert_eq!(records[0].reason, Some(Reason::AskUnattended));
     }
 }
@@ -97,7 +97,7 @@ async fn gate_stop_ends_a_held_hook() {
     let (passed, ()) = tokio::join!(passes(&fixture, &hook), stop);
     assert!(!passed);
     fixture.operator.wait_open(0).await;
-    assert_eq!(fixture.records.of("before").len(), 1);
+    assert_eq!(fixture.records.of_stage("before").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,7 +109,7 @@ async fn gateway_that_hangs_up_ends_a_held_hook() {
         () = fixture.operator.wait_open(1) => {}
     }
     fixture.operator.wait_open(0).await;
-    let records = fixture.records.of("before");
+    let records = fixture.records.of_stage("before");
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].reason, Some(Reason::ClientLeft));
 }

@@ -1,5 +1,5 @@
 //! Messages held for the operator, over all transports. The operator and the tool server are fakes
-//! in this process, so that tests see every message.
+//! in this process, so that tests can check every message.
 
 #![expect(
     clippy::indexing_slicing,

@@ -10,7 +10,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::fixture::within_timeout;
 
-pub(crate) const YES: ApprovalAnswer = ApprovalAnswer::Allow { until: None };
+/// The answer that approves one request.
+pub(crate) const APPROVE: ApprovalAnswer = ApprovalAnswer::Allow { until: None };
 
 /// The questions that the operator has received.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use policy::reason::Reason;
 use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, is_stream, read, read_until};
-use crate::operator::YES;
+use crate::operator::APPROVE;
 
 const REVISION: &str = "2026-07-28";
 
@@ -58,11 +58,11 @@ async fn call_held(fixture: &Fixture) -> Response<McpBody> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_call_passes_after_yes_and_is_refused_after_no() {
+async fn held_call_passes_after_approval_and_is_refused_after_denial() {
     let fixture = Fixture::new();
     let held = call_held(&fixture).await;
     assert!(fixture.tool.calls().is_empty());
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     let answer = read(held).await;
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done echo");
     assert_eq!(answer.last()["result"]["resultType"], "complete");
@@ -70,7 +70,7 @@ async fn held_call_passes_after_yes_and_is_refused_after_no() {
     fixture.operator.answer(ApprovalAnswer::Deny).await;
     assert_eq!(read(held).await.reason(), "ask_denied");
     assert_eq!(fixture.tool.calls(), ["echo"]);
-    assert_eq!(fixture.records.of("before").len(), 2);
+    assert_eq!(fixture.records.of_stage("before").len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,7 +84,7 @@ async fn call_without_operator_is_refused_at_once() {
 #[tokio::test(start_paused = true)]
 async fn client_that_hangs_up_ends_a_hold() {
     let fixture = Fixture::new();
-    // The call is held, or its result.
+    // Either the call or its result is held.
     for (arguments, stage) in [
         (json!({"ask": true}), "before"),
         (json!({"result": true}), "after"),
@@ -100,7 +100,7 @@ async fn client_that_hangs_up_ends_a_hold() {
             () = fixture.operator.wait_open(1) => {}
         }
         fixture.operator.wait_open(0).await;
-        let records = fixture.records.of(stage);
+        let records = fixture.records.of_stage(stage);
         let withdrawn = records
             .iter()
             .filter(|record| record.reason == Some(Reason::ClientLeft));
@@ -123,11 +123,11 @@ async fn removed_tool_ends_a_hold() {
 #[tokio::test(start_paused = true)]
 async fn held_calls_and_results_occupy_no_process() {
     // A shared server has one process: an unreturned lease would block the next call.
-    let fixture = Fixture::with(&json!({"shared": true}));
+    let fixture = Fixture::with_tool_settings(&json!({"shared": true}));
     let held = call_held(&fixture).await;
     let other = read(post(&fixture, "a", "second", json!({}), json!({})).await).await;
     assert_eq!(other.last()["result"]["content"][0]["text"], "done second");
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     read(held).await;
     let held = post(&fixture, "a", "third", json!({"result": true}), json!({})).await;
     fixture.operator.wait_open(1).await;
@@ -137,21 +137,21 @@ async fn held_calls_and_results_occupy_no_process() {
         "done fourth",
         "{other:?}"
     );
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     let answer = read(held).await;
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done third");
 }
 
 #[tokio::test(start_paused = true)]
 async fn held_subscription_occupies_no_process() {
-    let fixture = Fixture::with(&json!({"shared": true}));
+    let fixture = Fixture::with_tool_settings(&json!({"shared": true}));
     let wanted = json!({"notifications": {"resourceSubscriptions": ["ask:me"]}});
     let subscribing = request(&fixture, "a", "subscriptions/listen", "", wanted);
     let calling = async {
         fixture.operator.wait_open(1).await;
         let other = read(post(&fixture, "a", "echo", json!({}), json!({})).await).await;
         assert_eq!(other.last()["result"]["content"][0]["text"], "done echo");
-        fixture.operator.answer(YES).await;
+        fixture.operator.answer(APPROVE).await;
     };
     let (mut stream, ()) = tokio::join!(subscribing, calling);
     let granted = read_until(&mut stream, "acknowledged").await;
@@ -162,14 +162,14 @@ async fn held_subscription_occupies_no_process() {
 #[tokio::test(start_paused = true)]
 async fn held_question_does_not_stall_server_notifications() {
     let fixture = Fixture::new();
-    // More messages than the queue of a call holds.
+    // More messages than fit into the queue of a call.
     let arguments = json!({"question": true, "more": 1000});
     let mut stream = post(&fixture, "a", "elicit", arguments, json!({})).await;
     fixture.operator.wait_open(1).await;
     for _ in 0..999 {
         read_until(&mut stream, "notifications/test").await;
     }
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     let result = read_until(&mut stream, "input_required").await;
     assert_eq!(result["result"]["resultType"], "input_required");
 }
@@ -181,7 +181,7 @@ async fn call_until_input(fixture: &Fixture, arguments: &Value) -> Value {
         let begun = post(fixture, "a", "elicit", arguments.clone(), json!({})).await;
         read(begun).await
     };
-    let (begun, ()) = tokio::join!(begun, fixture.operator.answer(YES));
+    let (begun, ()) = tokio::join!(begun, fixture.operator.answer(APPROVE));
     let result = &begun.last()["result"];
     assert_eq!(result["resultType"], "input_required", "{begun:?}");
     result["requestState"].clone()
@@ -200,7 +200,7 @@ async fn continuation_of_an_approved_call_needs_no_new_approval() {
     let done = read(post(&fixture, "a", "elicit", arguments, more).await).await;
     assert_eq!(done.last()["result"]["resultType"], "complete", "{done:?}");
     assert_eq!(fixture.operator.count(), 1);
-    let records = fixture.records.of("before");
+    let records = fixture.records.of_stage("before");
     assert_eq!(records.len(), 2, "one for each POST: {records:?}");
 }
 
@@ -228,7 +228,7 @@ async fn approval_does_not_apply_to_other_callers_or_calls() {
             let other = post(&fixture, agent, name, arguments.clone(), more.clone()).await;
             read(other).await
         };
-        let (answer, ()) = tokio::join!(other, fixture.operator.answer(YES));
+        let (answer, ()) = tokio::join!(other, fixture.operator.answer(APPROVE));
         assert_eq!(fixture.operator.count(), earlier + 1);
         let error = &answer.last()["error"]["message"];
         assert_eq!(error, "Invalid or expired requestState", "{answer:?}");
@@ -251,7 +251,7 @@ async fn held_question_is_gathered_when_it_is_approved() {
     let (refused, ()) = tokio::join!(refused, fixture.operator.answer(ApprovalAnswer::Deny));
     let text = refused.last()["result"].to_string();
     assert!(text.contains("ask_denied"), "{refused:?}");
-    assert_eq!(fixture.records.of("elicitation").len(), 2);
+    assert_eq!(fixture.records.of_stage("elicitation").len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -270,7 +270,7 @@ async fn client_that_hangs_up_ends_the_hold_of_a_question() {
     fixture.operator.wait_open(0).await;
     let cancelled = |message: &Value| message["method"] == "notifications/cancelled";
     fixture.tool.wait_received(cancelled).await;
-    let records = fixture.records.of("elicitation");
+    let records = fixture.records.of_stage("elicitation");
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].reason, Some(Reason::ClientLeft));
 }
@@ -283,7 +283,7 @@ async fn hook(fixture: &Fixture, name: &str, arguments: &Value) {
         "tool_id": "t", "agent_id": "a", "session_id": "gateway",
     });
     let hook = async { read(fixture.post("/intercept/before", &[], &envelope).await).await };
-    let (passed, ()) = tokio::join!(hook, fixture.operator.answer(YES));
+    let (passed, ()) = tokio::join!(hook, fixture.operator.answer(APPROVE));
     assert_eq!(passed.last()["action"], "pass");
 }
 

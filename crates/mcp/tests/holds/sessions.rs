@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::fixture::{Fixture, is_stream, read, read_until, within_timeout};
-use crate::operator::YES;
+use crate::operator::APPROVE;
 
 /// A test client with one session.
 struct Client<'a> {
@@ -88,19 +88,19 @@ fn call(id: u64, name: &str, arguments: Value) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_call_passes_after_yes() {
+async fn held_call_passes_after_approval() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     let held = client.call_held(1).await;
     assert!(fixture.tool.calls().is_empty());
-    assert!(fixture.records.of("before").is_empty());
-    fixture.operator.answer(YES).await;
+    assert!(fixture.records.of_stage("before").is_empty());
+    fixture.operator.answer(APPROVE).await;
     let answer = read(held).await;
     assert_eq!(answer.last()["id"], 1);
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done echo");
     assert_eq!(fixture.tool.calls(), ["echo"]);
     assert_eq!(fixture.operator.count(), 1);
-    let records = fixture.records.of("before");
+    let records = fixture.records.of_stage("before");
     assert_eq!(records.len(), 1, "{records:?}");
     assert_eq!(records[0].verdict, Some(VerdictKind::Allow));
     assert_eq!(records[0].bundle.as_deref(), Some("calls"));
@@ -108,7 +108,7 @@ async fn held_call_passes_after_yes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_call_is_refused_after_no_or_timeout() {
+async fn held_call_is_refused_after_denial_or_timeout() {
     for (operator_answer, reason) in [
         (ApprovalAnswer::Deny, Reason::AskDenied),
         (ApprovalAnswer::TimedOut, Reason::AskTimeout),
@@ -119,7 +119,7 @@ async fn held_call_is_refused_after_no_or_timeout() {
         fixture.operator.answer(operator_answer).await;
         assert_eq!(read(held).await.reason(), reason.code());
         assert!(fixture.tool.calls().is_empty());
-        let records = fixture.records.of("before");
+        let records = fixture.records.of_stage("before");
         assert_eq!(records.len(), 1, "{records:?}");
         assert_eq!(records[0].verdict, Some(VerdictKind::Deny));
         assert_eq!(records[0].reason, Some(reason));
@@ -136,7 +136,7 @@ async fn call_without_operator_is_refused_at_once() {
     let refused = client.call(1, "echo", json!({"ask": true})).await;
     assert!(!is_stream(&refused));
     assert_eq!(read(refused).await.reason(), "ask_unattended");
-    let records = fixture.records.of("before");
+    let records = fixture.records.of_stage("before");
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].reason, Some(Reason::AskUnattended));
     assert!(records[0].ms.get("hold").is_none());
@@ -156,7 +156,7 @@ async fn cancelled_held_call_never_reaches_the_server() {
     assert_eq!(fixture.tool.calls(), ["again"]);
     let is_cancelled = |message: &Value| message["method"] == "notifications/cancelled";
     assert!(!fixture.tool.any(is_cancelled));
-    let records = fixture.records.of("before");
+    let records = fixture.records.of_stage("before");
     assert_eq!(records.len(), 2, "{records:?}");
     assert_eq!(records[0].reason, Some(Reason::ClientLeft));
     assert_eq!(records[0].verdict, None);
@@ -175,7 +175,7 @@ async fn same_id_during_a_hold_is_refused() {
             "another open request has this id"
         );
     }
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     let answer = read(held).await;
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done echo");
     assert_eq!(fixture.tool.calls(), ["echo"]);
@@ -206,7 +206,7 @@ async fn end_of_session_tool_or_bridge_ends_a_hold() {
             "{end}"
         );
         assert!(fixture.tool.calls().is_empty(), "{end}");
-        let records = fixture.records.of("before");
+        let records = fixture.records.of_stage("before");
         assert_eq!(records.len(), 1, "{end}: {records:?}");
         assert_eq!(records[0].reason, Some(reason), "{end}");
     }
@@ -229,7 +229,7 @@ async fn reload_during_a_hold_decides_again() {
         assert_eq!(fixture.tool.calls().len(), usize::from(is_allowed));
         fixture.operator.wait_open(0).await;
         assert_eq!(fixture.operator.count(), 1);
-        assert_eq!(fixture.records.of("before").len(), 1);
+        assert_eq!(fixture.records.of_stage("before").len(), 1);
     }
     // If the new policy also asks, the operator receives a new question.
     let fixture = Fixture::new();
@@ -240,7 +240,7 @@ async fn reload_during_a_hold_decides_again() {
         .operator
         .wait(|questions| questions.count == 2)
         .await;
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     let answer = read(held).await;
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done echo");
 }
@@ -249,14 +249,14 @@ async fn reload_during_a_hold_decides_again() {
 async fn definition_changed_during_a_hold_refuses_the_call() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
-    let prints = fixture.mcp_server.bridge.fingerprints();
-    prints.record("t", "echo", r#"{"name":"echo"}"#);
+    let fingerprints = fixture.mcp_server.bridge.fingerprints();
+    fingerprints.record("t", "echo", r#"{"name":"echo"}"#);
     let held = client.call_held(1).await;
-    prints.record("t", "echo", r#"{"name":"echo","description":"other"}"#);
-    fixture.operator.answer(YES).await;
+    fingerprints.record("t", "echo", r#"{"name":"echo","description":"other"}"#);
+    fixture.operator.answer(APPROVE).await;
     assert_eq!(read(held).await.reason(), "tool_changed");
     assert!(fixture.tool.calls().is_empty());
-    assert_eq!(fixture.records.of("before").len(), 1);
+    assert_eq!(fixture.records.of_stage("before").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -268,15 +268,15 @@ async fn held_result_does_not_stall_another_call() {
     fixture.operator.wait_open(1).await;
     let second = read(client.call(2, "second", json!({})).await).await;
     assert_eq!(second.last()["result"]["content"][0]["text"], "done second");
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     let first = read(held).await;
     assert_eq!(first.last()["result"]["content"][0]["text"], "done first");
-    let records = fixture.records.of("after");
+    let records = fixture.records.of_stage("after");
     assert_eq!(records.len(), 2, "{records:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_result_is_refused_after_no_and_dropped_when_cancelled() {
+async fn held_result_is_refused_after_denial_and_dropped_when_cancelled() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     let held = client.call(1, "first", json!({"result": true})).await;
@@ -287,7 +287,7 @@ async fn held_result_is_refused_after_no_and_dropped_when_cancelled() {
     client.cancel(2).await;
     fixture.operator.wait_open(0).await;
     assert!(read(held).await.messages.is_empty());
-    let records = fixture.records.of("after");
+    let records = fixture.records.of_stage("after");
     let reasons: Vec<_> = records
         .iter()
         .map(|record| record.reason.unwrap())
@@ -304,14 +304,14 @@ async fn held_question_does_not_stall_another_call() {
     fixture.operator.wait_open(1).await;
     let second = read(client.call(2, "second", json!({})).await).await;
     assert_eq!(second.last()["result"]["content"][0]["text"], "done second");
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     // The client receives the question on the stream of its call.
     let question = read_until(&mut asking, "elicitation/create").await;
     let answer = json!({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept"}});
     assert_eq!(client.post(&answer).await.status(), StatusCode::ACCEPTED);
     let done = read(asking).await;
     assert!(done.last()["result"].to_string().contains("accept"));
-    assert_eq!(fixture.records.of("elicitation").len(), 1);
+    assert_eq!(fixture.records.of_stage("elicitation").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -333,7 +333,7 @@ async fn question_withdrawn_by_the_server_ends_its_hold() {
     let client = Client::open(&fixture).await;
     let asking = client.call(1, "elicit", json!({"question": true})).await;
     fixture.operator.wait_open(1).await;
-    let other = read(client.call(2, "take_back", json!({})).await).await;
+    let other = read(client.call(2, "withdraw_question", json!({})).await).await;
     assert_eq!(other.last()["result"]["content"], json!([]));
     fixture.operator.wait_open(0).await;
     // The client never received the question, and the server received no answer to it.
@@ -342,21 +342,21 @@ async fn question_withdrawn_by_the_server_ends_its_hold() {
     let is_answer = |message: &Value| message["method"].is_null();
     assert!(!fixture.tool.any(is_answer));
     assert_eq!(
-        fixture.records.of("elicitation")[0].reason,
+        fixture.records.of_stage("elicitation")[0].reason,
         Some(Reason::ClientLeft)
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn held_call_receives_no_question_of_a_shared_server() {
-    let fixture = Fixture::with(&json!({"shared": true}));
+    let fixture = Fixture::with_tool_settings(&json!({"shared": true}));
     let (waiting, asking) = (Client::open(&fixture).await, Client::open(&fixture).await);
     let held = waiting.call_held(1).await;
     let mut stream = asking.call(1, "elicit", json!({})).await;
     assert!(is_stream(&stream));
     let question = read_until(&mut stream, "elicitation/create").await;
     assert_eq!(question["method"], "elicitation/create");
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     let answer = read(held).await;
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done echo");
 }
@@ -366,7 +366,7 @@ async fn reconnecting_client_receives_the_answer_of_a_held_call() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     drop(client.call_held(1).await);
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     fixture
         .tool
         .wait_received(|message| message["method"] == "tools/call")
@@ -382,7 +382,7 @@ async fn reconnecting_client_receives_the_answer_of_a_held_call() {
 
 #[tokio::test(start_paused = true)]
 async fn batch_waits_for_its_held_call() {
-    let fixture = Fixture::with(&json!({"runtime": {"timeout": "1s"}}));
+    let fixture = Fixture::with_tool_settings(&json!({"runtime": {"timeout": "1s"}}));
     let client = Client::open_as(&fixture, "2025-03-26").await;
     let batch = json!([
         call(1, "first", json!({"ask": true})),
@@ -393,9 +393,9 @@ async fn batch_waits_for_its_held_call() {
             .tool
             .wait_received(|message| message["params"]["name"] == "second")
             .await;
-        // Longer than the call timeout: the hold does not count towards it.
+        // Longer than the call timeout, which does not include the wait for the operator.
         tokio::time::sleep(Duration::from_secs(5)).await;
-        fixture.operator.answer(YES).await;
+        fixture.operator.answer(APPROVE).await;
     };
     let (answer, ()) = tokio::join!(client.post(&batch), answering);
     let answer = read(answer).await;
@@ -425,7 +425,7 @@ async fn held_call_over_http_sse_is_accepted() {
     assert_eq!(accepted.status(), StatusCode::ACCEPTED);
     let twice = fixture.post("/message", &headers, &held).await;
     assert_eq!(twice.status(), StatusCode::BAD_REQUEST);
-    fixture.operator.answer(YES).await;
+    fixture.operator.answer(APPROVE).await;
     read_until(&mut stream, "done echo").await;
     assert_eq!(fixture.tool.calls(), ["echo"]);
 }

@@ -129,7 +129,7 @@ fn reply(message: &Value, asking: &mut HashMap<String, Value>) -> Vec<Value> {
             std::iter::once(request).chain(more).collect()
         }
         // Withdraws the question of another call, and answers.
-        ("tools/call", Some("take_back")) => {
+        ("tools/call", Some("withdraw_question")) => {
             let mut replies: Vec<Value> = asking
                 .drain()
                 .flat_map(|(question, call)| {
@@ -165,8 +165,8 @@ impl Launcher for FakeLauncher {
     ) -> Result<LaunchedProgram, LaunchError> {
         let (input, their_input) = tokio::io::duplex(PIPE_BYTES);
         let (their_output, output) = tokio::io::duplex(PIPE_BYTES);
-        let over = self.0.crash.child_token();
-        let (tool, stopped) = (Arc::clone(&self.0), over.clone());
+        let ended = self.0.crash.child_token();
+        let (tool, stopped) = (Arc::clone(&self.0), ended.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = tool.serve(their_input, their_output) => {}
@@ -177,16 +177,16 @@ impl Launcher for FakeLauncher {
             input: Box::pin(input),
             output: Box::pin(output),
             errors: Box::pin(tokio::io::empty()),
-            handle: Box::new(FakeLife(over)),
+            handle: Box::new(FakeHandle(ended)),
         })
     }
 }
 
-struct FakeLife(CancellationToken);
+struct FakeHandle(CancellationToken);
 
 #[async_trait]
-impl ProgramHandle for FakeLife {
-    async fn ended(&mut self) -> ProgramExit {
+impl ProgramHandle for FakeHandle {
+    async fn wait(&mut self) -> ProgramExit {
         self.0.cancelled().await;
         Some(0)
     }

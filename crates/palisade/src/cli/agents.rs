@@ -1,20 +1,21 @@
-//! Agents with their own sandbox: the arguments and variables by which `run` turns it off.
+//! Agents that have a sandbox of their own: the arguments and variables with which `run` turns that
+//! sandbox off.
 //!
 //! User namespaces are not allowed in a sandbox, so that every command of such an agent would
 //! fail. Each agent is configured on its command line or in its environment; a setting of the
 //! operator is never changed.
 //!
-//! - codex wraps each command in bubblewrap. `-c sandbox_mode=…` holds for every subcommand;
-//!   `--sandbox` before one is ignored (openai/codex issue 18113).
-//! - claude does so where settings say `sandbox.enabled`, which a repository's own may;
-//!   `--settings` comes before those (code.claude.com, settings).
-//! - gemini starts a container; `GEMINI_SANDBOX` comes before its flag and its settings
+//! - codex runs each command in bubblewrap. `-c sandbox_mode=…` applies to every subcommand;
+//!   `--sandbox` before a subcommand is ignored (openai/codex issue 18113).
+//! - claude runs each command in bubblewrap if a settings file, for example the repository's, sets
+//!   `sandbox.enabled`; `--settings` overrides these files (code.claude.com, settings).
+//! - gemini starts a container; `GEMINI_SANDBOX` overrides its flag and its settings
 //!   (google-gemini/gemini-cli, sandboxConfig.ts).
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// How an agent's own sandbox is turned off.
+/// An agent, and how its own sandbox is turned off.
 struct Agent {
     /// Name of its program.
     program: &'static str,
@@ -22,9 +23,9 @@ struct Agent {
     arguments: &'static [&'static str],
     /// Environment variable to set.
     variable: Option<(&'static str, &'static str)>,
-    /// Arguments by which the operator configures the agent's sandbox. An argument matches
-    /// alone or followed by `=VALUE`; one that ends in `=` or is a one-letter option matches as
-    /// a prefix.
+    /// Arguments with which the operator configures the agent's sandbox. An argument matches
+    /// alone or followed by `=VALUE`; an argument that ends in `=` or is a one-letter option
+    /// matches as a prefix.
     configured_by: &'static [&'static str],
 }
 
@@ -71,7 +72,7 @@ pub struct AgentCommand {
 }
 
 /// Adds the arguments or the variable that turn off an agent's own sandbox. `environment` are
-/// the variables that the command has anyway.
+/// the variables that the command already has.
 pub fn disable_own_sandbox(
     command: &[OsString],
     environment: &[(OsString, OsString)],

@@ -35,7 +35,7 @@ pub enum AuditCommand {
     /// Works on the running gate's database, on a database file, and on exported lines.
     /// Reports the first record that fails.
     Verify {
-        /// A database or an export (*.jsonl) instead of the running gate's
+        /// A database or an export (*.jsonl) instead of the running gate's database
         file: Option<PathBuf>,
     },
     /// Write records as JSON lines
@@ -134,6 +134,7 @@ fn parse_time(text: &str, now: Timestamp) -> Result<i64> {
     Ok(now.checked_sub(age).map_err(|_| bad())?.as_millisecond())
 }
 
+/// Percent-encodes a value for a query string.
 fn encode(text: &str) -> String {
     let keep = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     text.bytes()
@@ -397,7 +398,7 @@ impl Destination {
             return Ok(Self::Stdout);
         };
         if path.symlink_metadata().is_ok() {
-            return Err(exists(&path));
+            return Err(already_exists(&path));
         }
         let parent = path
             .parent()
@@ -423,7 +424,7 @@ impl Destination {
             part.as_file().sync_all()?;
             part.persist_noclobber(&path)
                 .map_err(|error| match error.error.kind() {
-                    std::io::ErrorKind::AlreadyExists => exists(&path),
+                    std::io::ErrorKind::AlreadyExists => already_exists(&path),
                     _ => anyhow::Error::from(error.error)
                         .context(format!("cannot write {}", path.display())),
                 })?;
@@ -432,7 +433,7 @@ impl Destination {
     }
 }
 
-fn exists(path: &Path) -> anyhow::Error {
+fn already_exists(path: &Path) -> anyhow::Error {
     let message = format!("{} already exists; name another file", path.display());
     CliError::new(CliExit::Exists, message).into()
 }

@@ -14,10 +14,10 @@ use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub enum BridgeCommand {
-    /// List the servers behind the bridge and every tool that was seen of them
+    /// List the servers behind the bridge, with the tools that each has listed
     #[command(
         after_help = "A tool is 'changed' when its definition differs from the one that was \
-first seen. It is disabled until you accept it: agents read descriptions, and a changed \
+first seen. A changed tool is disabled until you accept it: agents read descriptions, and a changed \
 description may try to steer them."
     )]
     List,
@@ -26,7 +26,7 @@ description may try to steer them."
     Accept {
         /// The server, by its name in the configuration
         server: String,
-        /// One of its tools [default: all that have changed]
+        /// A tool of the server [default: every changed tool]
         tool: Option<String>,
         /// Do not ask for confirmation
         #[arg(long, short)]
@@ -104,7 +104,7 @@ fn describe(answer: &Value) -> String {
         ];
         let mut description = text(server, "description");
         let tools = server.get("tools").and_then(Value::as_array);
-        let mut any = false;
+        let mut has_tools = false;
         for tool in tools.into_iter().flatten() {
             let changed = tool.get("changed").and_then(Value::as_bool) == Some(true);
             let state = if changed { "changed" } else { "as first seen" };
@@ -112,10 +112,10 @@ fn describe(answer: &Value) -> String {
             let described = std::mem::take(&mut description);
             row.extend([text(tool, "name"), state.to_owned(), described]);
             rows.push(row);
-            any = true;
+            has_tools = true;
         }
-        if !any {
-            first.extend(["(none seen yet)".to_owned(), String::new(), description]);
+        if !has_tools {
+            first.extend(["(none listed yet)".to_owned(), String::new(), description]);
             rows.push(first);
         }
     }
@@ -148,6 +148,6 @@ mod tests {
         assert_eq!(lines.len(), 4, "{shown}");
         assert!(lines[1].starts_with("calc") && lines[1].ends_with("as first seen"));
         assert!(lines[2].starts_with(' ') && lines[2].ends_with("changed"));
-        assert!(lines[3].contains("(none seen yet)") && lines[3].ends_with("Pages"));
+        assert!(lines[3].contains("(none listed yet)") && lines[3].ends_with("Pages"));
     }
 }

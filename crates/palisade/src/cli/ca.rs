@@ -15,7 +15,7 @@ use crate::output;
 pub enum CaCommand {
     /// Show the root that sandboxes trust
     Show,
-    /// Replace the root; running sandboxes get the new one as well
+    /// Replace the root; running sandboxes receive the new root, too
     Rotate {
         /// Do not ask for confirmation
         #[arg(long, short)]
@@ -27,7 +27,7 @@ Example:
   palisade ca export --out palisade-ca.pem
   curl --cacert palisade-ca.pem -x http://127.0.0.1:8080 https://example.com")]
     Export {
-        /// Write it to a new file instead of standard output
+        /// Write the root to a new file instead of standard output
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
@@ -36,7 +36,7 @@ Example:
 pub fn run(command: CaCommand, global: &Global) -> Result<CliExit> {
     if let CaCommand::Rotate { yes } = command {
         confirm(
-            "Replace the root certificate? The new one signs from now on.",
+            "Replace the root certificate? The new root signs from now on.",
             yes,
         )?;
     }

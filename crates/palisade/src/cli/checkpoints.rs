@@ -51,10 +51,10 @@ pub fn checkpoint(args: &CheckpointArgs, global: &Global) -> Result<CliExit> {
             return Ok((all, text));
         };
         let waiting = output::Spinner::start("saving the files");
-        let made = gate.post(&route, &json!({ "label": label })).await;
+        let response = gate.post(&route, &json!({ "label": label })).await;
         waiting.end();
-        let made = made?;
-        Ok((made, format!("Checkpoint {label} of {}", sandbox.name)))
+        let response = response?;
+        Ok((response, format!("Checkpoint {label} of {}", sandbox.name)))
     })
 }
 
@@ -63,12 +63,15 @@ fn list(all: &Value) -> String {
         .as_array()
         .into_iter()
         .flatten()
-        .map(|one| {
-            let label = one.get("label").and_then(Value::as_str).unwrap_or_default();
-            let made = one.get("created").and_then(Value::as_i64);
-            let made = made.and_then(|at| jiff::Timestamp::from_millisecond(at).ok());
-            let made = made.map(|at| at.to_string());
-            vec![label.to_owned(), made.unwrap_or_default()]
+        .map(|checkpoint| {
+            let label = checkpoint
+                .get("label")
+                .and_then(Value::as_str)
+                .unwrap_or_default();
+            let created = checkpoint.get("created").and_then(Value::as_i64);
+            let created = created.and_then(|at| jiff::Timestamp::from_millisecond(at).ok());
+            let created = created.map(|at| at.to_string());
+            vec![label.to_owned(), created.unwrap_or_default()]
         })
         .collect();
     if rows.is_empty() {
@@ -118,11 +121,11 @@ pub fn fork(args: &ForkArgs, global: &Global) -> Result<CliExit> {
         let sandbox = sandbox_lookup::find(gate, &args.name).await?;
         let waiting = output::Spinner::start("copying the sandbox");
         let body = json!({ "name": args.new });
-        let made = gate.post(&subroute(&sandbox, "fork"), &body).await;
+        let response = gate.post(&subroute(&sandbox, "fork"), &body).await;
         waiting.end();
-        let made = made?;
-        let name = made.get("name").and_then(Value::as_str);
+        let response = response?;
+        let name = response.get("name").and_then(Value::as_str);
         let line = format!("Forked {} as {}", sandbox.name, name.unwrap_or(&args.new));
-        Ok((made, line))
+        Ok((response, line))
     })
 }

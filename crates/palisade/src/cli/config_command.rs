@@ -18,17 +18,17 @@ use crate::output;
 pub enum ConfigCommand {
     /// Read the files as the gate would and report every mistake at once
     Check {
-        /// The file [default: the one the gate uses]
+        /// The file [default: the file that the gate uses]
         file: Option<PathBuf>,
     },
-    /// Show every setting, its value and where it comes from; secrets as names
+    /// Show every setting with its value and origin; a secret is shown by its name
     Show {
         /// Only keys that contain this text
         filter: Option<String>,
         /// Omit settings at their default
         #[arg(long)]
         set: bool,
-        /// Show the running gate's settings instead of the files'
+        /// Show the running gate's settings instead of those in the files
         #[arg(long)]
         running: bool,
     },
@@ -36,7 +36,7 @@ pub enum ConfigCommand {
     Schema,
     /// Write a starter palisade.yaml that explains every key
     Init {
-        /// Print it instead of writing it
+        /// Print the file instead of writing it
         #[arg(long)]
         stdout: bool,
     },

@@ -68,10 +68,10 @@ impl From<survey::SurveyFinding> for Finding {
     fn from(finding: survey::SurveyFinding) -> Self {
         Self {
             name: finding.what,
-            state: match finding.verdict {
-                survey::SurveyVerdict::Well => State::Ok,
-                survey::SurveyVerdict::Weaker => State::Warning,
-                survey::SurveyVerdict::Missing => State::Missing,
+            state: match finding.status {
+                survey::SurveyStatus::Ok => State::Ok,
+                survey::SurveyStatus::Weaker => State::Warning,
+                survey::SurveyStatus::Missing => State::Missing,
             },
             found: finding.text,
             fix: finding.fix,
@@ -96,9 +96,8 @@ pub fn run(args: &DoctorArgs, global: &Global) -> Result<CliExit> {
     Ok(if bad { CliExit::Failed } else { CliExit::Ok })
 }
 
-/// Checks the requirements of the namespace backend before the first sandbox: if no gate runs
-/// yet and the new sandbox would use that backend. The error lists what is missing, with its
-/// fix.
+/// Checks the requirements of the namespace backend if no gate runs yet and the new sandbox would
+/// use that backend. The error lists what is missing, with its fix.
 pub fn require_namespaces(global: &Global, backend: Option<&str>) -> Result<()> {
     let paths = global.paths()?;
     let gate_runs = UnixStream::connect(&paths.control).is_ok();
@@ -120,7 +119,8 @@ pub fn require_namespaces(global: &Global, backend: Option<&str>) -> Result<()> 
     Err(CliError::new(CliExit::BackendUnavailable, message).into())
 }
 
-/// Whether a new sandbox uses the namespace backend. The gate reports an invalid configuration.
+/// Whether a new sandbox uses the namespace backend. False if the configuration is invalid, which
+/// the gate reports.
 fn uses_namespaces(paths: &Paths, backend: Option<&str>) -> bool {
     match backend {
         Some(name) => name == "namespace",
@@ -169,11 +169,11 @@ fn namespaces(global: &Global) -> Vec<Finding> {
     let survey = || -> Result<Vec<survey::SurveyFinding>> {
         let paths = global.paths()?;
         paths.prepare()?;
-        let words = crate::gate::own_program().init;
+        let init_arguments = crate::gate::own_program().init;
         let directory = paths.state_dir.join("sandboxes");
-        // The path of the program: a fix may have to name it.
+        // A fix may have to name the path of the program.
         let program = std::env::current_exe()?;
-        Ok(Namespace::new(directory, program, words).survey()?)
+        Ok(Namespace::new(directory, program, init_arguments).survey()?)
     };
     match survey() {
         Ok(findings) => findings.into_iter().map(Finding::from).collect(),

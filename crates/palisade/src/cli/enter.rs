@@ -28,11 +28,11 @@ use crate::relay::{self, OutputTarget, RelayOptions, SessionEnd};
 /// `sandbox.env`.
 const PASSED_VARIABLES: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
 
-/// Printed when this process ends before its command.
+/// Message if the sandbox does not respond and this process therefore ends before the command.
 const NOT_RESPONDING: &str = "the sandbox does not respond; the command ends when the sandbox \
                               resumes; check it with palisade list, then resume or delete it";
 
-/// Maximum length of a commit message that is made from a command, in characters.
+/// Maximum length of a commit message that contains a command, in characters.
 const MAX_MESSAGE: usize = 200;
 
 #[derive(Debug, Args)]
@@ -67,7 +67,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub create: CreateOptions,
     #[command(flatten)]
-    pub running: CommandOptions,
+    pub command_options: CommandOptions,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -78,7 +78,7 @@ pub struct ExecArgs {
     /// Sandbox name or id
     pub name: String,
     #[command(flatten)]
-    pub running: CommandOptions,
+    pub command_options: CommandOptions,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -89,7 +89,7 @@ pub struct ShellArgs {
     /// Sandbox name or id
     pub name: String,
     #[command(flatten)]
-    pub running: CommandOptions,
+    pub command_options: CommandOptions,
     /// Run this shell command; omit for an interactive shell
     #[arg(short = 'c', value_name = "LINE")]
     pub line: Option<OsString>,
@@ -101,7 +101,7 @@ pub struct CommandOptions {
     /// Working directory [default: /workspace]
     #[arg(long, short = 'w', value_name = "DIR")]
     pub workdir: Option<PathBuf>,
-    /// Environment variable: NAME=VALUE, or NAME to pass yours on (repeatable)
+    /// Environment variable: NAME=VALUE, or NAME to pass on its current value (repeatable)
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
     /// Do not allocate a TTY
@@ -112,19 +112,19 @@ pub struct CommandOptions {
 pub fn run(args: &RunArgs, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     doctor::require_namespaces(global, args.create.backend.as_deref()).context("run failed")?;
-    let (gate, sandbox, made) = block_on(async {
+    let (gate, sandbox, created) = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let (sandbox, made) = reuse::make_or_reuse(&gate, args, global.json).await?;
-        Ok((gate, sandbox, made))
+        let (sandbox, created) = reuse::make_or_reuse(&gate, args, global.json).await?;
+        Ok((gate, sandbox, created))
     })
     .context("run failed")?;
     let started = jiff::Timestamp::now();
     let session_command = SessionCommand {
         command: &args.command,
-        running: &args.running,
+        options: &args.command_options,
         purpose: Purpose::Exec,
         interactive: false,
-        // With user namespaces an agent's own sandbox works.
+        // An agent's own sandbox works if user namespaces are allowed.
         as_is: args.as_is || sandbox.nested,
         stdout: if global.json {
             OutputTarget::Stderr
@@ -133,7 +133,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<CliExit> {
         },
     };
     let ended = run_in_sandbox(&paths, &gate, &sandbox, &session_command).context("run failed");
-    let mut outcome = RunOutcome::new(&sandbox, made);
+    let mut outcome = RunOutcome::new(&sandbox, created);
     if let Ok(SessionEnd::Abandoned(code)) = ended {
         // A sandbox that does not respond has no summary.
         outcome.error = Some(NOT_RESPONDING.to_owned());
@@ -193,8 +193,8 @@ fn finish(mut outcome: RunOutcome, code: Result<CliExit>, global: &Global) -> Re
 }
 
 /// Deletes a sandbox without unmerged work, and returns whether it was deleted. The sandbox is
-/// paused during the check, so that nothing can be added; one with unmerged work is kept, and
-/// the reason is printed.
+/// paused during the check, so that no work can be added. A sandbox with unmerged work is kept,
+/// and the reason is printed.
 async fn remove_unless_needed(gate: &ControlClient, sandbox: &SandboxInfo) -> Result<bool> {
     let paused = gate.post(&subroute(sandbox, "pause"), &json!({})).await;
     let Err(error) = gate.delete(&route(sandbox)).await else {
@@ -211,8 +211,8 @@ async fn remove_unless_needed(gate: &ControlClient, sandbox: &SandboxInfo) -> Re
     Ok(false)
 }
 
-/// A sandbox name from the command and a short random suffix.
-pub fn name_after(command: &[OsString]) -> Result<String> {
+/// A sandbox name: the name of the command's program and a short random suffix.
+pub fn name_from_command(command: &[OsString]) -> Result<String> {
     let mut suffix = [0; 2];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut suffix)?;
     let program = command.first().map(PathBuf::from).unwrap_or_default();
@@ -236,7 +236,7 @@ fn message(word: &str, command: &[OsString]) -> String {
 pub fn exec(args: &ExecArgs, global: &Global) -> Result<CliExit> {
     let session_command = SessionCommand {
         command: &args.command,
-        running: &args.running,
+        options: &args.command_options,
         purpose: Purpose::Exec,
         interactive: false,
         as_is: true,
@@ -254,7 +254,7 @@ pub fn shell(args: &ShellArgs, global: &Global) -> Result<CliExit> {
     }
     let session_command = SessionCommand {
         command: &command,
-        running: &args.running,
+        options: &args.command_options,
         purpose: Purpose::Shell,
         interactive: args.line.is_none(),
         as_is: true,
@@ -274,8 +274,8 @@ fn enter(name: &str, session_command: &SessionCommand<'_>, global: &Global) -> R
         let remote = remote::open(&sandbox.id, global)?;
         block_on(begin_session(&gate, &sandbox, session_command.purpose))?;
         let command = SandboxCommand {
-            environment: given_variables(&session_command.running.env)?,
-            directory: session_command.running.workdir.clone(),
+            environment: option_variables(&session_command.options.env)?,
+            directory: session_command.options.workdir.clone(),
             ..SandboxCommand::new(session_command.command.to_vec())
         };
         return match session_command.purpose {
@@ -303,7 +303,7 @@ pub async fn begin_session(
 /// A command to run in a sandbox.
 struct SessionCommand<'a> {
     command: &'a [OsString],
-    running: &'a CommandOptions,
+    options: &'a CommandOptions,
     purpose: Purpose,
     /// Whether the command is an interactive shell.
     interactive: bool,
@@ -333,10 +333,7 @@ fn run_in_sandbox(
         .filter_map(|(name, value)| Some((name.into(), value.as_str()?.into())))
         .collect();
     // The operator's variables come last: --env replaces a placeholder.
-    environment.extend(environment_of_operator(
-        &named,
-        &session_command.running.env,
-    )?);
+    environment.extend(operator_environment(&named, &session_command.options.env)?);
     let mut words = session_command.command.to_vec();
     if !session_command.as_is {
         let command = agents::disable_own_sandbox(&words, &environment);
@@ -352,11 +349,11 @@ fn run_in_sandbox(
     }
     let command = SandboxCommand {
         environment,
-        directory: session_command.running.workdir.clone(),
+        directory: session_command.options.workdir.clone(),
         ..SandboxCommand::new(words)
     };
     let terminal = match session_command.stdout {
-        OutputTarget::Stdout => relay::own_terminal().filter(|_| !session_command.running.no_tty),
+        OutputTarget::Stdout => relay::terminal_size().filter(|_| !session_command.options.no_tty),
         // A terminal has only one output stream.
         OutputTarget::Stderr => None,
     };
@@ -375,7 +372,8 @@ fn run_in_sandbox(
     Ok(end)
 }
 
-/// Adds where a program or directory must be in the sandbox, since that differs from the host.
+/// Adds to an error where a program or directory must be in the sandbox: other paths than on the
+/// host.
 fn with_advice(error: anyhow::Error) -> anyhow::Error {
     let advice = match error.downcast_ref::<SandboxError>() {
         Some(SandboxError::Start { step, .. }) if step == "running it" => {
@@ -404,29 +402,34 @@ pub fn backend(paths: &Paths) -> Namespace {
     )
 }
 
-fn environment_of_operator(named: &[&str], given: &[String]) -> Result<Vec<(OsString, OsString)>> {
+/// The variables of the operator that a command receives: the variables that are always passed on, those in `named`, and
+/// those of `--env`.
+fn operator_environment(
+    named: &[&str],
+    env_options: &[String],
+) -> Result<Vec<(OsString, OsString)>> {
     let is_passed_on = |name: &str| {
         PASSED_VARIABLES.contains(&name) || name.starts_with("LC_") || named.contains(&name)
     };
     let mut variables: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| name.to_str().is_some_and(is_passed_on))
         .collect();
-    variables.extend(given_variables(given)?);
+    variables.extend(option_variables(env_options)?);
     Ok(variables)
 }
 
 /// The variables of `--env`.
-fn given_variables(given: &[String]) -> Result<Vec<(OsString, OsString)>> {
+fn option_variables(env_options: &[String]) -> Result<Vec<(OsString, OsString)>> {
     let mut variables = Vec::new();
-    for one in given {
-        let (name, value) = match one.split_once('=') {
+    for option in env_options {
+        let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(OsString::from(value))),
-            None => (one.as_str(), std::env::var_os(one)),
+            None => (option.as_str(), std::env::var_os(option)),
         };
         if name.is_empty() {
             let message = format!(
                 "invalid --env '{}': expected NAME=VALUE or NAME",
-                output::safe(one)
+                output::safe(option)
             );
             return Err(CliError::new(CliExit::Usage, message).into());
         }
@@ -448,7 +451,7 @@ mod tests {
             ("./a b.sh", "a-b-sh-"),
             ("…", "run-"),
         ] {
-            let name = name_after(&[command.into()]).unwrap();
+            let name = name_from_command(&[command.into()]).unwrap();
             assert!(name.starts_with(stem), "{name}");
             assert_eq!(name.len(), stem.len() + 4);
         }

@@ -126,8 +126,8 @@ pub fn send(
         (unpacked, packing.join())
     });
     let packed = packed.map_err(|_| anyhow::anyhow!("packing failed"))?;
-    // A truncated archive means that packing failed. If both failed for another reason, the
-    // error in the sandbox is the cause.
+    // A truncated archive means that packing failed. If packing and unpacking failed for another
+    // reason, the error of unpacking in the sandbox is the cause.
     match (unpacked, packed) {
         (Ok(mut moved), Ok(packed)) => {
             moved.left_out.extend(packed.left_out);
@@ -162,8 +162,8 @@ pub fn fetch(
         (packing.join(), unpacked)
     });
     let packed = packed.map_err(|_| anyhow::anyhow!("packing failed"))?;
-    // A truncated archive means that packing in the sandbox failed; a packer that lost its
-    // reader failed because unpacking did.
+    // A truncated archive means that packing in the sandbox failed. If unpacking fails, packing
+    // fails as well, because its reader is closed.
     match (packed, unpacked) {
         (Ok(packed), Ok(mut moved)) => {
             moved.left_out.extend(packed.left_out);
@@ -214,12 +214,12 @@ fn report(moved: &TransferSummary, line: &str, global: &Global) -> Result<CliExi
     for note in &moved.left_out {
         output::print_message(&format!("palisade: {}", output::safe(note)));
     }
-    if !moved.steering.is_empty() {
+    if !moved.sensitive.is_empty() {
         output::print_message("palisade: these files execute or configure tools on your machine:");
-        for note in moved.steering.iter().take(MAX_SENSITIVE_SHOWN) {
+        for note in moved.sensitive.iter().take(MAX_SENSITIVE_SHOWN) {
             output::print_message(&format!("  {}", output::safe(note)));
         }
-        if moved.steering.len() > MAX_SENSITIVE_SHOWN {
+        if moved.sensitive.len() > MAX_SENSITIVE_SHOWN {
             output::print_message("  and more");
         }
     }
@@ -228,7 +228,7 @@ fn report(moved: &TransferSummary, line: &str, global: &Global) -> Result<CliExi
             "files": moved.files,
             "bytes": moved.bytes,
             "left_out": moved.left_out,
-            "steering": moved.steering,
+            "steering": moved.sensitive,
         }))?;
     } else {
         output::print_line(line)?;

@@ -23,7 +23,7 @@ pub enum GateCommand {
         /// Started by a watchdog: log to gate.log, write 'ready' to stdout
         #[arg(long, hide = true)]
         detached: bool,
-        /// How the gate before this one died
+        /// How the previous gate died
         #[arg(long, hide = true, requires = "detached")]
         after_death: Option<String>,
     },
@@ -196,12 +196,12 @@ fn describe(report: &HealthReport, paths: &Paths) -> String {
     for (name, address) in &report.listeners {
         lines.push(format!("listening   {name}: {}", output::safe(address)));
     }
-    for (name, well) in &report.checks {
+    for (name, is_ok) in &report.checks {
         let detail = report
             .errors
             .get(name)
             .map_or("ok".into(), |error| output::safe(error));
-        let mark = if *well { "check " } else { "FAILED" };
+        let mark = if *is_ok { "check " } else { "FAILED" };
         lines.push(format!("{mark}      {name}: {detail}"));
     }
     for (name, task) in &report.tasks {

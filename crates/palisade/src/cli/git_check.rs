@@ -31,11 +31,11 @@ pub enum GitCommand {
     #[command(after_help = "\
 Examples:
   palisade git check --range origin/main..HEAD
-      the decision about this branch; OLD is what upstream has
+      check this branch; OLD is what upstream has
   palisade git check --range origin/main..fix --ref palisade/fix --auth-mode bot
-      the same under another name, as a bot
+      check a push to another name, as a bot
   palisade git check --bundle work.bundle
-      a push received as a file (git bundle create work.bundle main..fix)
+      check a push that you received as a file (git bundle create work.bundle main..fix)
 
 The rules are those of the configuration's git section. Every object is read as the gate
 reads it: in a process without keys, files or network. Nothing is sent, nothing is changed.
@@ -99,8 +99,8 @@ pub fn run(command: GitCommand, global: &Global) -> Result<CliExit> {
     let settings = config::load(paths.config.current(), &read_environment_variable)
         .map_err(|problems| CliError::new(CliExit::Usage, problems.to_string()))?;
     let push = match (&args.range, &args.bundle) {
-        (Some(range), _) => of_range(range, &args)?,
-        (None, Some(file)) => of_bundle(file, &args)?,
+        (Some(range), _) => push_from_range(range, &args)?,
+        (None, Some(file)) => push_from_bundle(file, &args)?,
         (None, None) => {
             return Err(
                 CliError::new(CliExit::Usage, "missing --range OLD..NEW or --bundle FILE").into(),
@@ -123,7 +123,7 @@ pub fn run(command: GitCommand, global: &Global) -> Result<CliExit> {
     })
 }
 
-fn of_range(range: &str, args: &GitCheckArgs) -> Result<CheckedPush> {
+fn push_from_range(range: &str, args: &GitCheckArgs) -> Result<CheckedPush> {
     let repository = HostRepository::discover(&args.repo)?;
     let (old, new) = match range.split_once("..") {
         Some((old, new)) => (Some(or_head(old)), or_head(new.trim_start_matches('.'))),
@@ -146,10 +146,10 @@ fn of_range(range: &str, args: &GitCheckArgs) -> Result<CheckedPush> {
         }
     };
     let default = repository.look_up("refs/remotes/origin/HEAD").or(old);
-    let has: Vec<_> = old.into_iter().collect();
-    let (file, below) = repository.pack(&new, &has)?;
+    let excluded: Vec<_> = old.into_iter().collect();
+    let (file, boundary) = repository.pack(&new, &excluded)?;
     let upstream = tracking(&repository, &name);
-    let mut tips: Vec<_> = below
+    let mut tips: Vec<_> = boundary
         .into_iter()
         .chain(old)
         .chain(default)
@@ -181,7 +181,7 @@ fn of_range(range: &str, args: &GitCheckArgs) -> Result<CheckedPush> {
     })
 }
 
-fn of_bundle(path: &Path, args: &GitCheckArgs) -> Result<CheckedPush> {
+fn push_from_bundle(path: &Path, args: &GitCheckArgs) -> Result<CheckedPush> {
     let shown = output::safe(&path.display().to_string());
     let file = File::open(path).map_err(|error| {
         let message = format!("cannot open {shown}: {error}");
@@ -288,7 +288,7 @@ fn ref_name(name: &str) -> Result<RefName> {
         .map_err(|error| CliError::new(CliExit::Usage, format!("--ref: {error}")).into())
 }
 
-/// The tip of origin's branch, by the remote-tracking branch.
+/// The tip of origin's branch of that name, from the remote-tracking branch.
 fn tracking(repository: &HostRepository, name: &RefName) -> Option<ObjectId> {
     let name = str::from_utf8(name.as_bytes()).ok()?;
     let branch = name.strip_prefix("refs/heads/")?;
@@ -330,7 +330,7 @@ fn check_push(push: CheckedPush, settings: &Settings, args: &GitCheckArgs) -> Re
         options: args
             .push_option
             .iter()
-            .map(|one| one.clone().into_bytes())
+            .map(|option| option.clone().into_bytes())
             .collect(),
         default_tip: push.default_tip,
         restricted: git.restricted_paths.clone(),
@@ -359,7 +359,7 @@ fn check_push(push: CheckedPush, settings: &Settings, args: &GitCheckArgs) -> Re
     match rules.judge_secrets(&findings) {
         SecretDecision::Pass => {
             let noted = findings.secret_denials();
-            notes.extend(noted.iter().map(|one| note("would be noted", one)));
+            notes.extend(noted.iter().map(|denial| note("would be noted", denial)));
         }
         SecretDecision::Ask(found) => whole.extend(found.into_iter().map(unattended)),
         SecretDecision::Deny(found) => whole.extend(found),
@@ -425,7 +425,9 @@ impl PushReport {
             let name = output::safe(&name.to_string());
             match denial {
                 Some(_) => lines.push(format!("  ✗ {name}")),
-                None if self.is_refused() => lines.push(format!("  ✗ {name} (with the others)")),
+                None if self.is_refused() => lines.push(format!(
+                    "  ✗ {name} (not pushed, because the push is refused)"
+                )),
                 None => lines.push(format!("  ✓ {name}")),
             }
         }

@@ -22,7 +22,7 @@ const GROUPS: [Group; 6] = [
         example: "palisade run -- claude",
     },
     Group {
-        title: "Bring home",
+        title: "Review and merge",
         commands: &["diff", "log", "merge", "apply", "checkout", "snapshot"],
         example: "palisade merge fix",
     },
@@ -69,7 +69,7 @@ const GROUPS: [Group; 6] = [
 const GLOBAL_OPTIONS: &str = "Global options: --config, --state-dir, --control, --json, --verbose \
                               (see palisade --help)";
 
-/// The command line as it is parsed and as help shows it.
+/// The command-line definition, with the grouped help.
 pub fn command() -> Command {
     let mut root = Cli::command();
     // Propagates global arguments to the subcommands.
@@ -104,7 +104,7 @@ fn hide_global(command: Command, global: &[String]) -> Command {
     command.after_help(help)
 }
 
-/// The groups, with what each command does.
+/// The help text of all groups: each command with its description.
 fn groups(root: &Command) -> String {
     let about = |name: &str| {
         let command = root.find_subcommand(name);
@@ -152,7 +152,7 @@ mod tests {
         let mut root = command();
         let top = root.render_long_help().to_string();
         assert!(
-            top.contains("--state-dir <DIR>") && top.contains("Bring home"),
+            top.contains("--state-dir <DIR>") && top.contains("Review and merge"),
             "{top}"
         );
         let run = root.find_subcommand_mut("run").unwrap();

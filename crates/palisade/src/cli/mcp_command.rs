@@ -1,5 +1,4 @@
-//! `palisade mcp`: sandboxes and their tools for an MCP client that this machine's operator
-//! uses, over stdio.
+//! `palisade mcp`: serves sandboxes and their tools over stdio to an MCP client of the operator.
 
 mod failure;
 mod gate_sandbox_service;
@@ -23,8 +22,8 @@ use gate_sandbox_service::GateSandboxService;
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
-Your client starts this by itself and speaks MCP with it over stdin and stdout; it ends when the
-client hangs up. Logs go to stderr. The gate is started when it is first needed.
+Your client starts this command itself and uses MCP over its stdin and stdout; the command ends
+when the client disconnects. Logs go to stderr. The gate is started when it is first needed.
 
 Examples:
   palisade mcp install claude                 add it to Claude Code
@@ -33,7 +32,7 @@ Examples:
 An agent can make sandboxes of this repository, work in them with read, write, edit, patch, bash,
 ls, glob and grep, and see the diff. Each change is a commit on the sandbox's branch; your own
 files and branches stay unchanged until you run palisade merge. An agent cannot choose what a
-sandbox may reach, nor its push identity: palisade.yaml does.")]
+sandbox may reach, nor its push identity: palisade.yaml sets these.")]
 pub struct McpArgs {
     /// Directory in the repository to work on [default: the client's working directory]
     #[arg(long, short = 'C', value_name = "DIR")]
@@ -58,8 +57,12 @@ pub fn run(args: &McpArgs, global: &Global) -> Result<CliExit> {
 fn serve(args: &McpArgs, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     // The paths are relative to the current directory, which changes below.
-    let mut kept = global.clone();
-    for path in [&mut kept.config, &mut kept.state_dir, &mut kept.control] {
+    let mut absolute = global.clone();
+    for path in [
+        &mut absolute.config,
+        &mut absolute.state_dir,
+        &mut absolute.control,
+    ] {
         *path = path.as_ref().map(std::path::absolute).transpose()?;
     }
     if let Some(directory) = &args.directory {
@@ -77,7 +80,7 @@ fn serve(args: &McpArgs, global: &Global) -> Result<CliExit> {
         // Clients show stderr output as errors.
         settings.logging.level = LogLevel::Warn;
         let telemetry = Telemetry::start(&settings, global.verbose, LogSink::Stderr)?;
-        let service = GateSandboxService::new(kept, paths);
+        let service = GateSandboxService::new(absolute, paths);
         let served = AgentServer::new(Arc::new(service)).serve_stdio().await;
         telemetry.finish();
         served.map(|()| CliExit::Ok).map_err(anyhow::Error::from)

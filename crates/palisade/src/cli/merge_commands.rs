@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::cli::sandbox_lookup::{self, CurrentRepository, SandboxInfo};
 use crate::cli::sandboxes::take_snapshot;
-use crate::cli::summary::{count, letter, lines_of};
+use crate::cli::summary::{count, count_lines, letter};
 use crate::cli::{Global, block_on, confirm, remote};
 use crate::exit::{CliError, CliExit};
 use crate::gate::background;
@@ -33,7 +33,7 @@ pub struct DiffArgs {
     #[arg(long)]
     pub stat: bool,
     #[command(flatten)]
-    pub fresh: SnapshotOption,
+    pub snapshot: SnapshotOption,
 }
 
 #[derive(Debug, Args)]
@@ -44,14 +44,14 @@ pub struct LogArgs {
     #[arg(long, short = 'n', default_value_t = 100)]
     pub lines: usize,
     #[command(flatten)]
-    pub fresh: SnapshotOption,
+    pub snapshot: SnapshotOption,
 }
 
 #[derive(Debug, Args)]
 pub struct MergeArgs {
     /// Sandbox name
     pub name: String,
-    /// Refuse unless it is a fast-forward
+    /// Refuse unless the merge is a fast-forward
     #[arg(long, group = "strategy")]
     pub ff_only: bool,
     /// Always create a merge commit
@@ -82,7 +82,7 @@ pub struct MergeOptions {
     #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
-    pub fresh: SnapshotOption,
+    pub snapshot: SnapshotOption,
 }
 
 /// Whether to commit the workspace first.
@@ -102,7 +102,7 @@ struct SandboxBranch {
 impl SandboxBranch {
     /// Finds the branch and commits the workspace to it first. The branch of a deleted sandbox
     /// is found, too.
-    fn find(name: &str, fresh: &SnapshotOption, global: &Global) -> Result<Self> {
+    fn find(name: &str, snapshot: &SnapshotOption, global: &Global) -> Result<Self> {
         let paths = global.paths()?;
         let found: Result<Option<SandboxInfo>> = block_on(async {
             let gate = background::client(&paths, global.verbose).await?;
@@ -110,7 +110,7 @@ impl SandboxBranch {
                 Err(error) if crate::exit::exit_of(&error) == CliExit::NotFound => return Ok(None),
                 other => other?,
             };
-            if sandbox.repository.is_some() && !fresh.no_snapshot {
+            if sandbox.repository.is_some() && !snapshot.no_snapshot {
                 take_snapshot(&gate, &sandbox, "snapshot").await?;
             }
             Ok(Some(sandbox))
@@ -124,10 +124,10 @@ impl SandboxBranch {
             None => Slug::from_name(name)
                 .map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?,
         };
-        // The current worktree is used if it belongs to the sandbox's repository. Another
-        // repository may have a branch of that name as well.
+        // The current worktree is used if it belongs to the sandbox's repository. Otherwise another
+        // repository's branch of the same name could be used.
         let is_other_repository = |sandbox: &SandboxInfo| {
-            CurrentRepository::find().is_none_or(|here| !sandbox.belongs_to(&here))
+            CurrentRepository::find().is_none_or(|current| !sandbox.belongs_to(&current))
         };
         let repository = match &sandbox {
             Some(sandbox) if is_other_repository(sandbox) => sandbox.host_repository()?,
@@ -148,26 +148,28 @@ impl SandboxBranch {
 }
 
 pub fn diff(args: &DiffArgs, global: &Global) -> Result<CliExit> {
-    let branch = SandboxBranch::find(&args.name, &args.fresh, global).context("diff failed")?;
+    let branch = SandboxBranch::find(&args.name, &args.snapshot, global).context("diff failed")?;
     let max_patch = if args.stat { 0 } else { MAX_PATCH };
     let changes = branch
         .repository
         .diff(&branch.slug, max_patch)
         .context("diff failed")?;
     if global.json {
-        output::print_json(&shown(&changes))?;
+        output::print_json(&diff_json(&changes))?;
     } else if args.stat {
         output::print_line(&stat(&changes))?;
     } else {
         print_patch(&changes.patch)?;
-        if changes.cut {
-            output::print_message("palisade: the patch is truncated; for all of it: git diff");
+        if changes.truncated {
+            output::print_message(
+                "palisade: the patch is truncated; for the whole patch: git diff",
+            );
         }
     }
     Ok(CliExit::Ok)
 }
 
-fn shown(changes: &BranchDiff) -> Value {
+fn diff_json(changes: &BranchDiff) -> Value {
     let file = |file: &FileDiff| {
         json!({
             "path": String::from_utf8_lossy(&file.path),
@@ -182,7 +184,7 @@ fn shown(changes: &BranchDiff) -> Value {
     let steering: Vec<Value> = changes
         .sensitive_paths()
         .iter()
-        .map(|one| json!({ "path": String::from_utf8_lossy(&one.path), "why": one.why }))
+        .map(|path| json!({ "path": String::from_utf8_lossy(&path.path), "why": path.why }))
         .collect();
     json!({
         "base": changes.base.to_string(),
@@ -190,12 +192,12 @@ fn shown(changes: &BranchDiff) -> Value {
         "files": changes.files.iter().map(file).collect::<Vec<_>>(),
         "steering": steering,
         "patch": String::from_utf8_lossy(&changes.patch),
-        "cut": changes.cut,
+        "cut": changes.truncated,
     })
 }
 
 fn stat(changes: &BranchDiff) -> String {
-    let (added, removed) = lines_of(changes);
+    let (added, removed) = count_lines(changes);
     let mut lines: Vec<String> = changes
         .files
         .iter()
@@ -235,7 +237,7 @@ fn print_patch(patch: &[u8]) -> Result<()> {
 }
 
 pub fn log(args: &LogArgs, global: &Global) -> Result<CliExit> {
-    let branch = SandboxBranch::find(&args.name, &args.fresh, global).context("log failed")?;
+    let branch = SandboxBranch::find(&args.name, &args.snapshot, global).context("log failed")?;
     let entries = branch
         .repository
         .log(&branch.slug, args.lines)
@@ -312,7 +314,7 @@ pub fn apply(args: &ApplyArgs, global: &Global) -> Result<CliExit> {
 
 pub fn checkout(args: &ApplyArgs, global: &Global) -> Result<CliExit> {
     let switch = || -> Result<CheckoutOutcome> {
-        let branch = SandboxBranch::find(&args.name, &args.options.fresh, global)?;
+        let branch = SandboxBranch::find(&args.name, &args.options.snapshot, global)?;
         confirm_sensitive_paths(
             &branch.repository.checkout_sensitive_paths(&branch.slug)?,
             args.options.yes,
@@ -354,7 +356,7 @@ fn confirm_and_merge(
     global: &Global,
     merge: impl FnOnce(&SandboxBranch) -> Result<MergeOutcome>,
 ) -> Result<(SandboxBranch, MergeOutcome)> {
-    let branch = SandboxBranch::find(name, &options.fresh, global)?;
+    let branch = SandboxBranch::find(name, &options.snapshot, global)?;
     confirm_sensitive_paths(
         &branch.repository.diff(&branch.slug, 0)?.sensitive_paths(),
         options.yes,
@@ -368,9 +370,9 @@ fn confirm_sensitive_paths(paths: &[SensitivePath], yes: bool) -> Result<()> {
         return Ok(());
     }
     output::print_message("These files execute or configure tools on your machine:");
-    for one in paths {
-        let path = String::from_utf8_lossy(&one.path);
-        output::print_message(&format!("  {}  {}", output::safe(&path), one.why));
+    for sensitive in paths {
+        let path = String::from_utf8_lossy(&sensitive.path);
+        output::print_message(&format!("  {}  {}", output::safe(&path), sensitive.why));
     }
     confirm("Accept these files?", yes)
 }

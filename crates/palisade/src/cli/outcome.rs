@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::sandbox_lookup::SandboxInfo;
-use crate::cli::summary::{letter, lines_of};
+use crate::cli::summary::{count_lines, letter};
 
 /// The result of a run.
 #[derive(Debug, Serialize)]
@@ -106,7 +106,7 @@ impl RunOutcome {
             self.commits = repository.log(&sandbox.name, usize::MAX)?.len();
             self.tip = Some(changes.tip.to_string());
             if self.commits > 0 {
-                (self.added, self.removed) = lines_of(&changes);
+                (self.added, self.removed) = count_lines(&changes);
                 let files = changes.files.iter().map(|file| ChangedFile {
                     kind: letter(file.kind),
                     path: String::from_utf8_lossy(&file.path).into_owned(),

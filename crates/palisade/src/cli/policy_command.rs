@@ -31,7 +31,7 @@ pub enum PolicyCommand {
 Examples:
   palisade policy try https://api.github.com/user
   palisade policy try --method POST --sandbox fix-login https://api.example.com/v1/items
-Exits 0 when it would be allowed, 7 when it would be refused.")]
+Exits 0 when the request would be allowed, 7 when it would be refused.")]
     Try(why::TryArgs),
     /// Compile bundles as the gate does, and report errors with file and line
     #[command(after_help = "\
@@ -46,12 +46,12 @@ on the input alone (http.send, time.now_ns, rand.intn …) are refused. Exits 2 
 Examples:
   palisade policy test policies/mcp-authz
   palisade policy test policies/mcp-authz --run delete
-A test is a rule whose name begins with test_, by custom in a file that ends in _test.rego:
+A test is a rule whose name begins with test_, by convention in a file whose name ends in _test.rego:
   package mcp.authz_test
   import data.mcp.authz
   test_reading_passes if authz.allow with input as {\"name\": \"read\"}
-It passes when it is true. The bundle is compiled first, as the gate does. Exits 1 when a
-test fails, 2 when the bundle is wrong.")]
+A test passes when the rule is true. The bundle is compiled first, as the gate does. Exits 1
+when a test fails, 2 when the bundle is invalid.")]
     Test(TestArgs),
     /// Evaluate a bundle for an input
     #[command(after_help = "\
@@ -59,10 +59,10 @@ Examples:
   palisade policy eval --bundle guard --input call.json
   echo '{\"name\": \"delete_file\"}' | palisade policy eval policies/mcp-authz --input -
 The decision is printed as JSON: decision (allow, block, ask, redact, undefined, failed), reason,
-rule, and for redact what params or result would become. An input has the fields that
+rule, and for redact the redacted params or result. An input has the fields that
 docs/policies.md lists for its kind. Exits 0 for allow and redact, 7 otherwise.")]
     Eval(CaseArgs),
-    /// Explain a bundle's decision: each rule, and what the input lacks
+    /// Explain a bundle's decision: the value of each rule, and fields that the input lacks
     #[command(after_help = "\
 Example:
   palisade policy explain policies/mcp-authz --input call.json
@@ -75,7 +75,7 @@ that the policy reads and the input does not have.")]
 pub struct PolicyCheckArgs {
     /// A bundle [default: every bundle of palisade.yaml]
     pub path: Option<PathBuf>,
-    /// What it decides, such as mcp/authz [default: every package with a decision]
+    /// Rule or package to evaluate, such as mcp/authz [default: every package with a decision]
     #[arg(long, requires = "path", value_name = "PATH")]
     pub entrypoint: Option<String>,
 }
@@ -97,7 +97,7 @@ pub struct CaseArgs {
     /// A bundle of palisade.yaml, by its id
     #[arg(long, value_name = "ID", conflicts_with = "path")]
     pub bundle: Option<String>,
-    /// What decides, such as mcp/authz [default: the one package with a decision]
+    /// Rule or package to evaluate, such as mcp/authz [default: the only package with a decision]
     #[arg(long, value_name = "PATH")]
     pub entrypoint: Option<String>,
     /// The input as JSON; - for stdin
@@ -133,7 +133,7 @@ fn bundle_error(problem: BundleReadError) -> CliError {
             let message = format!("{} cannot be used: {detail}", path.display());
             CliError::new(CliExit::Usage, message)
         }
-        BundleReadError::Wrong { error, .. } => CliError::new(CliExit::Usage, error.to_string()),
+        BundleReadError::Invalid { error, .. } => CliError::new(CliExit::Usage, error.to_string()),
     }
 }
 
@@ -162,7 +162,12 @@ fn compile_all(id: &str, contents: &BundleContents) -> Result<Vec<Bundle>, Bundl
 fn check(args: &PolicyCheckArgs, global: &Global) -> Result<CliExit> {
     // The name of each bundle, with its entry points or its error.
     let mut checked: Vec<(String, Result<Vec<String>, String>)> = Vec::new();
-    let rules = |bundles: Vec<Bundle>| bundles.iter().map(|one| one.rule().to_owned()).collect();
+    let rules = |bundles: Vec<Bundle>| {
+        bundles
+            .iter()
+            .map(|bundle| bundle.rule().to_owned())
+            .collect()
+    };
     match &args.path {
         Some(path) => {
             let id = name_of(path);
@@ -301,12 +306,12 @@ fn explain(args: &CaseArgs, global: &Global) -> Result<CliExit> {
         let rules: Vec<Value> = rules
             .iter()
             .map(|rule| {
-                let (held, value) = match &rule.value {
+                let (key, value) = match &rule.value {
                     RuleValue::Value(value) => ("value", value.clone()),
                     RuleValue::Undefined => ("undefined", Value::Null),
                     RuleValue::Error(error) => ("error", json!(error)),
                 };
-                json!({"rule": rule.rule, "places": rule.places, held: value})
+                json!({"rule": rule.rule, "places": rule.places, key: value})
             })
             .collect();
         let mut shown = decided.shown;
@@ -355,5 +360,5 @@ fn shorten(text: &str) -> String {
 
 /// The time budget of a decision; longer than the gate's, since an operator waits for it.
 fn budget() -> Budget {
-    Budget::of(EVALUATION_TIMEOUT)
+    Budget::with_time_limit(EVALUATION_TIMEOUT)
 }

@@ -81,20 +81,20 @@ fn describe(ports: &Value) -> Result<String> {
         ));
     }
     let is_open = |port: &u16| open.as_ref().map(|open| open.contains(port));
-    let mut all: BTreeSet<u16> = published.iter().map(|one| one.port).collect();
+    let mut all: BTreeSet<u16> = published.iter().map(|published| published.port).collect();
     all.extend(open.iter().flatten());
     let row = |port: &u16| {
-        let inside = match is_open(port) {
+        let state = match is_open(port) {
             Some(true) => "open",
             Some(false) => "nothing is listening",
             None => "unknown",
         };
         let hosts: Vec<String> = published
             .iter()
-            .filter(|one| one.port == *port)
-            .map(|one| one.host.to_string())
+            .filter(|published| published.port == *port)
+            .map(|published| published.host.to_string())
             .collect();
-        vec![port.to_string(), inside.to_owned(), hosts.join(", ")]
+        vec![port.to_string(), state.to_owned(), hosts.join(", ")]
     };
     let rows: Vec<Vec<String>> = all.iter().map(row).collect();
     Ok(match (rows.is_empty(), open) {

@@ -21,11 +21,11 @@ pub enum RegistryCommand {
     Add {
         /// The container's id
         id: String,
-        /// Its address on the shared network
+        /// The container's address on the shared network
         #[arg(long)]
         ip: std::net::IpAddr,
-        /// Repository it may use, with an optional push limit such as owner/name:500MiB
-        /// (repeatable)
+        /// Repository that the container may use, with an optional push limit such as
+        /// owner/name:500MiB (repeatable)
         #[arg(long = "repo", value_name = "OWNER/NAME[:SIZE]", value_parser = repo_limit::read)]
         repos: Vec<Repo>,
         /// Identity for git push: user or bot
@@ -35,14 +35,14 @@ pub enum RegistryCommand {
         /// TLS
         #[arg(long)]
         trusts_ca: bool,
-        /// When the registration ends, like 2026-12-31T00:00:00Z [default: in 24 hours]
+        /// End of the registration, such as 2026-12-31T00:00:00Z [default: in 24 hours]
         #[arg(long, value_name = "TIME")]
         expires_at: Option<String>,
         /// Credential that the gate adds to the container's requests (repeatable) [default: those
         /// of credentials.default that have a value]
         #[arg(long = "credential", value_name = "NAME")]
         credentials: Vec<String>,
-        /// Replace the registration of another container with this address
+        /// If another container is registered with this address, replace its registration
         #[arg(long)]
         replace: bool,
     },
@@ -56,15 +56,15 @@ pub enum RegistryCommand {
         /// The file; must not exist
         file: PathBuf,
     },
-    /// Replace the database with a backup; the current one is kept aside
+    /// Replace the database with a backup; the current database is kept beside it
     Restore {
-        /// A file that `registry backup` made
+        /// A file that `registry backup` wrote
         file: PathBuf,
         /// Do not ask for confirmation
         #[arg(long, short)]
         yes: bool,
     },
-    /// Start with an empty database; the current one is kept aside
+    /// Start with an empty database; the current database is kept beside it
     Reset {
         /// Do not ask for confirmation
         #[arg(long, short)]

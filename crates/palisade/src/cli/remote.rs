@@ -20,12 +20,12 @@ pub const NO_BRANCH: &str = "the container is managed elsewhere and has no branc
                              container to see its changes";
 
 /// The settings of a container that the gate has found. The gate does not hand out the
-/// container's token, so the operator's configuration is read here as well.
+/// container's token, so the command line reads the operator's configuration as well.
 pub fn settings(id: &SandboxId, global: &Global) -> Result<RemoteContainer> {
     let paths = global.paths()?;
     let settings = config::load(paths.config.current(), &gate::read_environment_variable);
     let settings = settings.map_err(|problems| CliError::invalid_config(&problems))?;
-    let found = settings.sandbox.remote.named(id.as_str()).cloned();
+    let found = settings.sandbox.remote.find(id.as_str()).cloned();
     Ok(found.ok_or_else(|| {
         let message = format!(
             "container '{id}' is in the gate's configuration, but not in this one; name the \
@@ -45,7 +45,7 @@ pub fn exec(
     remote: &RemoteBackend<BlockingWorkbenchClient>,
     command: &SandboxCommand,
 ) -> Result<CliExit> {
-    let ended = remote.run(command, &mut |stream, bytes| show(stream, bytes))?;
+    let ended = remote.run(command, &mut |stream, bytes| write_output(stream, bytes))?;
     Ok(match ended {
         CommandEnd::Code(code) => CliExit::Command(u8::try_from(code).unwrap_or(1)),
         CommandEnd::TimedOut => CliExit::TimedOut,
@@ -81,20 +81,20 @@ pub fn shell(
         let mut directory = None;
         let ended = remote.run(&command, &mut |stream, bytes| {
             if stream == OutputStream::Stderr {
-                return show(stream, bytes);
+                return write_output(stream, bytes);
             }
             if let Some(directory) = &mut directory {
-                extend(directory, bytes);
+                append_path(directory, bytes);
                 return ControlFlow::Continue(());
             }
             match bytes.iter().position(|byte| *byte == 0) {
-                None => show(stream, bytes),
+                None => write_output(stream, bytes),
                 Some(at) => {
                     let (output, rest) = bytes.split_at(at);
                     let mut path = Vec::new();
-                    extend(&mut path, rest.get(1..).unwrap_or_default());
+                    append_path(&mut path, rest.get(1..).unwrap_or_default());
                     directory = Some(path);
-                    show(stream, output)
+                    write_output(stream, output)
                 }
             }
         })?;
@@ -110,12 +110,12 @@ pub fn shell(
 }
 
 /// Appends to a path, up to the maximum length of a path.
-fn extend(path: &mut Vec<u8>, bytes: &[u8]) {
+fn append_path(path: &mut Vec<u8>, bytes: &[u8]) {
     let room = 4096_usize.saturating_sub(path.len()).min(bytes.len());
     path.extend_from_slice(bytes.get(..room).unwrap_or_default());
 }
 
-fn show(stream: OutputStream, bytes: &[u8]) -> ControlFlow<()> {
+fn write_output(stream: OutputStream, bytes: &[u8]) -> ControlFlow<()> {
     let written = match stream {
         OutputStream::Stdout => output::write_out(bytes).is_ok(),
         OutputStream::Stderr => std::io::stderr().lock().write_all(bytes).is_ok(),

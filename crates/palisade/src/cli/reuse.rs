@@ -1,4 +1,4 @@
-//! The sandbox of `run`: an existing one with the name, or a new one.
+//! The sandbox of `run`: an existing sandbox with the name, or a new sandbox.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sandbox::name::Slug;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::cli::enter::{RunArgs, name_after};
+use crate::cli::enter::{RunArgs, name_from_command};
 use crate::cli::sandbox_lookup::{self, CurrentRepository, SandboxInfo};
 use crate::cli::sandboxes::{CreateOptions, create_sandbox, route, subroute};
 use crate::cli::{ports, repo_limit};
@@ -28,7 +28,7 @@ pub async fn make_or_reuse(
     for_script: bool,
 ) -> Result<(SandboxInfo, bool)> {
     let Some(name) = &args.name else {
-        let name = name_after(&args.command)?;
+        let name = name_from_command(&args.command)?;
         return Ok((
             create_and_announce(gate, &args.create, name, for_script).await?,
             true,
@@ -36,15 +36,17 @@ pub async fn make_or_reuse(
     };
     let slug =
         Slug::from_name(name).map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?;
-    let here = CurrentRepository::find().filter(|_| !args.create.no_repo);
+    let current = CurrentRepository::find().filter(|_| !args.create.no_repo);
     let until = Instant::now() + CREATE_TIMEOUT;
     let mut announced = false;
     loop {
-        if let Some(sandbox) = sandbox_lookup::in_repository(gate, &slug, here.as_ref()).await? {
+        if let Some(sandbox) =
+            sandbox_lookup::find_in_repository(gate, &slug, current.as_ref()).await?
+        {
             return Ok((reuse(gate, sandbox, &args.create).await?, false));
         }
         match create_and_announce(gate, &args.create, name.clone(), for_script).await {
-            // Another command is creating the sandbox, which can be used, too.
+            // Another command is creating the sandbox; this command waits to use it.
             Err(error) if name_exists(&error) => {
                 if !announced && !for_script && Spinner::is_visible() {
                     output::print_message(&format!(
@@ -145,19 +147,21 @@ fn differences(sandbox: &SandboxInfo, options: &CreateOptions, registered: &Valu
     if options.setup_command.is_some() {
         all.push("--setup-command: applies only to a new sandbox".to_owned());
     }
-    for (flag, wanted, is) in [
+    for (flag, wanted, existing) in [
         ("--root", options.root, sandbox.root),
         ("--nested", options.nested, sandbox.nested),
     ] {
-        if wanted && !is {
-            all.push(format!("{flag}: it was created without"));
+        if wanted && !existing {
+            all.push(format!(
+                "{flag}: the sandbox was created without this option"
+            ));
         }
     }
     if let Some(backend) = &options.backend
         && *backend != sandbox.backend
     {
         all.push(format!(
-            "--backend {backend}: its backend is {}",
+            "--backend {backend}: the sandbox has the backend {}",
             sandbox.backend
         ));
     }
@@ -166,25 +170,30 @@ fn differences(sandbox: &SandboxInfo, options: &CreateOptions, registered: &Valu
         let repos = registered.get("repos").and_then(Value::as_array);
         let registered = repos.into_iter().flatten();
         let registered = registered.filter_map(|repo| serde_json::from_value(repo.clone()).ok());
-        let mut has: Vec<String> = registered.map(|repo| repo_limit::show(&repo)).collect();
+        let mut existing: Vec<String> = registered.map(|repo| repo_limit::show(&repo)).collect();
         let mut wanted: Vec<String> = options.repos.iter().map(repo_limit::show).collect();
-        for list in [&mut has, &mut wanted] {
+        for list in [&mut existing, &mut wanted] {
             list.sort();
             list.dedup();
         }
-        if has != wanted {
-            let has = if has.is_empty() {
+        if existing != wanted {
+            let existing = if existing.is_empty() {
                 "no repository".to_owned()
             } else {
-                has.join(", ")
+                existing.join(", ")
             };
-            all.push(format!("--repo {}: it may use {has}", wanted.join(", ")));
+            all.push(format!(
+                "--repo {}: the sandbox may use {existing}",
+                wanted.join(", ")
+            ));
         }
     }
     if let Some(mode) = &options.auth_mode {
-        let has = registered.get("auth_mode").map(text).unwrap_or_default();
-        if has != *mode {
-            all.push(format!("--auth-mode {mode}: its mode is {has}"));
+        let existing = registered.get("auth_mode").map(text).unwrap_or_default();
+        if existing != *mode {
+            all.push(format!(
+                "--auth-mode {mode}: the sandbox has the mode {existing}"
+            ));
         }
     }
     all

@@ -56,7 +56,7 @@ pub struct SandboxInfo {
     pub notes: Vec<String>,
 }
 
-/// The worktree of the current directory, and its repository.
+/// The worktree of the current directory, and the git directory of its repository.
 #[derive(Clone, Debug)]
 pub struct CurrentRepository {
     root: PathBuf,
@@ -69,7 +69,7 @@ impl CurrentRepository {
         let repository = current_repository()?;
         Some(Self {
             root: repository.root().components().collect(),
-            common: repository.common(),
+            common: repository.common_dir(),
         })
     }
 }
@@ -80,15 +80,15 @@ impl SandboxInfo {
         self.backend == "remote"
     }
 
-    /// Whether the sandbox belongs to this repository, in any of its worktrees.
-    pub fn belongs_to(&self, here: &CurrentRepository) -> bool {
+    /// Whether the sandbox belongs to the repository `current`, in any of its worktrees.
+    pub fn belongs_to(&self, current: &CurrentRepository) -> bool {
         match &self.common {
             // The recorded path may be a symbolic link.
             Some(common) => {
-                *common == here.common
-                    || std::fs::canonicalize(common).is_ok_and(|now| now == here.common)
+                *common == current.common
+                    || std::fs::canonicalize(common).is_ok_and(|now| now == current.common)
             }
-            None => self.repository.as_ref() == Some(&here.root),
+            None => self.repository.as_ref() == Some(&current.root),
         }
     }
 
@@ -106,8 +106,8 @@ impl SandboxInfo {
     }
 }
 
-/// Every sandbox with that name or id. The gate queries the status of these only.
-async fn named(gate: &ControlClient, name: &str) -> Result<Vec<SandboxInfo>> {
+/// Every sandbox with that name or id. The gate queries the status of these sandboxes only.
+async fn query_by_name(gate: &ControlClient, name: &str) -> Result<Vec<SandboxInfo>> {
     // Neither an id nor a slug needs escaping.
     let query = match SandboxId::parse(name) {
         Ok(id) => id.to_string(),
@@ -121,18 +121,18 @@ fn slug(name: &str) -> Result<Slug> {
     Ok(Slug::from_name(name).map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?)
 }
 
-/// The sandbox of that name in the given repository; without one, a sandbox without a
+/// The sandbox of that name in the repository `current`, or, if `current` is none, without a
 /// repository.
-pub async fn in_repository(
+pub async fn find_in_repository(
     gate: &ControlClient,
     name: &Slug,
-    here: Option<&CurrentRepository>,
+    current: Option<&CurrentRepository>,
 ) -> Result<Option<SandboxInfo>> {
-    let is_match = |sandbox: &SandboxInfo| match here {
-        Some(here) => sandbox.belongs_to(here),
+    let is_match = |sandbox: &SandboxInfo| match current {
+        Some(current) => sandbox.belongs_to(current),
         None => sandbox.repository.is_none(),
     };
-    let mut sandboxes = named(gate, name.as_str()).await?.into_iter();
+    let mut sandboxes = query_by_name(gate, name.as_str()).await?.into_iter();
     Ok(
         sandboxes
             .find(|sandbox| sandbox.name == *name && !sandbox.is_remote() && is_match(sandbox)),
@@ -145,11 +145,11 @@ pub fn current_repository() -> Option<HostRepository> {
     HostRepository::discover(&directory).ok()
 }
 
-/// The sandbox with that id or name. Of several with the name, the one of the current
-/// repository.
+/// The sandbox with that id or name. If several sandboxes have the name, the sandbox of the
+/// current repository is found.
 pub async fn find(gate: &ControlClient, name: &str) -> Result<SandboxInfo> {
     choose(
-        named(gate, name).await?,
+        query_by_name(gate, name).await?,
         name,
         CurrentRepository::find().as_ref(),
     )
@@ -158,7 +158,7 @@ pub async fn find(gate: &ControlClient, name: &str) -> Result<SandboxInfo> {
 fn choose(
     sandboxes: Vec<SandboxInfo>,
     name: &str,
-    here: Option<&CurrentRepository>,
+    current: Option<&CurrentRepository>,
 ) -> Result<SandboxInfo> {
     if let Some(sandbox) = sandboxes.iter().find(|sandbox| sandbox.id.as_str() == name) {
         return Ok(sandbox.clone());
@@ -168,10 +168,10 @@ fn choose(
         .into_iter()
         .filter(|sandbox| sandbox.name == slug)
         .collect();
-    let of_here = named
+    let in_current = named
         .iter()
-        .find(|sandbox| here.is_some_and(|here| sandbox.belongs_to(here)));
-    match (of_here, named.as_slice()) {
+        .find(|sandbox| current.is_some_and(|current| sandbox.belongs_to(current)));
+    match (in_current, named.as_slice()) {
         (Some(sandbox), _) => Ok(sandbox.clone()),
         (None, [only]) => Ok(only.clone()),
         (None, []) => {
@@ -220,12 +220,12 @@ mod tests {
             sandbox_info("fix-2", "fix", "/b"),
             sandbox_info("docs-3", "docs", "/b"),
         ];
-        let found = |name: &str, here: Option<&str>| {
-            let here = here.map(|root| CurrentRepository {
+        let found = |name: &str, current: Option<&str>| {
+            let current = current.map(|root| CurrentRepository {
                 root: format!("{root}-linked").into(),
                 common: format!("{root}/.git").into(),
             });
-            choose(sandboxes.clone(), name, here.as_ref())
+            choose(sandboxes.clone(), name, current.as_ref())
                 .map(|sandbox| sandbox.id.to_string())
                 .map_err(|error| error.to_string())
         };

@@ -27,8 +27,8 @@ const NOT_IN_REPOSITORY: &str =
 /// Options of a new sandbox.
 #[derive(Clone, Debug, Args)]
 pub struct CreateOptions {
-    /// Repository it may use, with an optional push limit such as owner/name:500MiB
-    /// (repeatable) [default: the repository of `origin`, if it is on a git host]
+    /// Repository that the sandbox may use, with an optional push limit such as
+    /// owner/name:500MiB (repeatable) [default: the repository of `origin`, if it is on a git host]
     #[arg(long = "repo", value_name = "OWNER/NAME[:SIZE]", value_parser = repo_limit::read)]
     pub repos: Vec<Repo>,
     /// Identity for git push [default: user]
@@ -46,8 +46,8 @@ pub struct CreateOptions {
     /// Start with an empty workspace instead of the current repository
     #[arg(long, conflicts_with_all = ["depth", "dirty"])]
     pub no_repo: bool,
-    /// Run as root in the sandbox (to install packages: a gate that runs as root, or ids in
-    /// /etc/subuid)
+    /// Run as root in the sandbox. Installing packages also needs a gate that runs as root, or ids
+    /// in /etc/subuid
     #[arg(long)]
     pub root: bool,
     /// Allow user namespaces in the sandbox, which Chromium's own sandbox needs
@@ -72,14 +72,14 @@ impl CreateOptions {
         let repository = if self.no_repo {
             None
         } else {
-            let here = std::env::current_dir().context("cannot read the current directory")?;
-            if let Err(error @ GitError::NotARepository(_)) = HostRepository::discover(&here) {
+            let directory = std::env::current_dir().context("cannot read the current directory")?;
+            if let Err(error @ GitError::NotARepository(_)) = HostRepository::discover(&directory) {
                 let message = format!(
                     "{error}; change to a repository, or use --no-repo for an empty workspace"
                 );
                 return Err(CliError::new(CliExit::Usage, message).into());
             }
-            Some(here)
+            Some(directory)
         };
         Ok(CreateBody {
             name,
@@ -134,7 +134,7 @@ pub struct NameArgs {
 pub struct DeleteArgs {
     /// Sandbox name or id
     pub name: String,
-    /// Even if running or unmerged; unmerged work is lost
+    /// Delete the sandbox even if it is running or has unmerged work, which is then lost
     #[arg(long, short)]
     pub force: bool,
 }
@@ -196,15 +196,15 @@ pub async fn create_sandbox(
 
 /// The progress of a creation as text.
 fn progress_text(report: ProgressReport) -> String {
-    let what = match report.step {
+    let step = match report.step {
         CreateStep::Checkout => "checking files out",
         CreateStep::History => "packing the history",
         CreateStep::Copy => "copying files",
         CreateStep::Setup => "running the set-up command",
     };
     match report.total {
-        Some(total) => format!("preparing the sandbox: {what}, {} of {total}", report.done),
-        None => format!("preparing the sandbox: {what}"),
+        Some(total) => format!("preparing the sandbox: {step}, {} of {total}", report.done),
+        None => format!("preparing the sandbox: {step}"),
     }
 }
 
@@ -212,7 +212,7 @@ pub fn list(args: &ListArgs, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let here = if args.here {
+        let current = if args.here {
             Some(
                 CurrentRepository::find()
                     .ok_or_else(|| CliError::new(CliExit::Usage, NOT_IN_REPOSITORY))?,
@@ -223,10 +223,10 @@ pub fn list(args: &ListArgs, global: &Global) -> Result<CliExit> {
         let Value::Array(mut rows) = gate.get("/v1/sandboxes").await? else {
             anyhow::bail!("unexpected response of the gate: not a list");
         };
-        if let Some(here) = here {
+        if let Some(current) = current {
             rows.retain(|row| {
                 let sandbox = serde_json::from_value::<SandboxInfo>(row.clone());
-                sandbox.is_ok_and(|sandbox| sandbox.belongs_to(&here))
+                sandbox.is_ok_and(|sandbox| sandbox.belongs_to(&current))
             });
         }
         if global.json {

@@ -26,9 +26,9 @@ pub async fn print_summary(
     let mut lines = Vec::new();
     let mut has_commits = false;
     if let (Some(repository), Some(_)) = (sandbox.host_repository()?, report) {
-        let (changes, any) = changes(&repository, sandbox)?;
+        let (changes, has_changes) = changes(&repository, sandbox)?;
         lines.extend(changes);
-        has_commits = any;
+        has_commits = has_changes;
     }
     lines.extend(traffic(gate, sandbox, since).await?);
     let name = &sandbox.name;
@@ -50,8 +50,8 @@ pub fn skipped_lines(report: &SnapshotReport) -> Vec<String> {
         .skipped
         .iter()
         .take(MAX_SKIPPED_SHOWN)
-        .map(|one| {
-            let (path, why) = (output::safe(&one.path), output::safe(&one.why));
+        .map(|skipped| {
+            let (path, why) = (output::safe(&skipped.path), output::safe(&skipped.why));
             format!("left out {path}: {why}")
         })
         .collect();
@@ -71,7 +71,8 @@ pub fn skipped_lines(report: &SnapshotReport) -> Vec<String> {
             more => format!(" and {more} more"),
         };
         lines.push(format!(
-            "only in the workspace's repository: {}{more}; merge it there to include it",
+            "commits only in the workspace's repository: {}{more}; to include these commits, merge them \
+             in the workspace",
             named.join(", ")
         ));
     }
@@ -84,7 +85,7 @@ fn changes(repository: &HostRepository, sandbox: &SandboxInfo) -> Result<(Vec<St
     if commits == 0 {
         return Ok((vec!["nothing was changed".to_owned()], false));
     }
-    let (added, removed) = lines_of(&changes);
+    let (added, removed) = count_lines(&changes);
     let branch = sandbox.branch_name.clone().unwrap_or_default();
     let mut lines = vec![format!(
         "{} on {branch}: {} changed, +{added} -{removed}",
@@ -102,7 +103,7 @@ fn changes(repository: &HostRepository, sandbox: &SandboxInfo) -> Result<(Vec<St
 }
 
 /// Number of added and removed lines.
-pub fn lines_of(changes: &BranchDiff) -> (usize, usize) {
+pub fn count_lines(changes: &BranchDiff) -> (usize, usize) {
     changes.files.iter().fold((0, 0), |(added, removed), file| {
         (added + file.added, removed + file.removed)
     })

@@ -57,10 +57,10 @@ fn call(args: &ToolArgs, global: &Global) -> Result<CliExit> {
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let sandbox = sandbox_lookup::find(&gate, &args.name).await?;
-        // Recorded, as every command in a sandbox.
+        // The gate records the session, as for every command in a sandbox.
         enter::begin_session(&gate, &sandbox, Purpose::Exec).await?;
         let client = if sandbox.is_remote() {
-            WorkbenchClient::of(&remote::settings(&sandbox.id, global)?)?
+            WorkbenchClient::for_container(&remote::settings(&sandbox.id, global)?)?
         } else {
             control::workbench::client(&enter::backend(&paths), &sandbox.id)?
         };

@@ -60,7 +60,7 @@ pub fn run(args: TrustArgs, global: &Global) -> Result<CliExit> {
             CliError::new(CliExit::NotFound, format!("{shown} has no .palisade.yaml"))
         })?;
     let digest = file.sha256();
-    if file.trusted(&store).is_some() {
+    if file.trusted_content(&store).is_some() {
         return report(
             "already trusted as it is",
             &repository,

@@ -28,7 +28,7 @@ const DEFAULT_SOCKET: &str = "/var/run/sidecar/sidecar.sock";
 
 const EXAMPLES: &str = "\
 Serves GET /health, and POST /bash /read /write /edit /ls /find /grep with JSON. Every
-path is below the workspace, whatever it looks like; commands run in it and end with their
+path is resolved below the workspace. Commands run in the workspace and end with their
 client, their timeout or this process. Every client of the socket can run commands: restrict
 access with its mode or a token. See docs/workbench.md.
 
@@ -46,8 +46,8 @@ pub struct WorkbenchArgs {
     /// [default: /var/run/sidecar/sidecar.sock, unless only TCP is configured]
     #[arg(long, value_name = "SOCK", env = "SOCKET_PATH")]
     socket_path: Option<PathBuf>,
-    /// Who may use the Unix socket, as an octal mode
-    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    /// Access mode of the Unix socket, in octal
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode)]
     socket_mode: u32,
     /// The directory that the tools work in
     #[arg(
@@ -74,19 +74,19 @@ pub struct WorkbenchArgs {
     /// Require a token
     #[arg(long, value_name = "BOOL", env = "SIDECAR_REQUIRE_AUTH", num_args = 0..=1,
         require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = yes_or_no)]
+        value_parser = parse_bool)]
     require_auth: bool,
-    /// Serve the socket that is this process's input: how a sandbox's init starts it
+    /// Serve the listening socket on stdin; a sandbox's init starts the workbench with this option
     #[arg(long, hide = true)]
     inherited: bool,
     /// Allow paths outside the workspace, where the container is the only boundary
     #[arg(long, value_name = "BOOL", env = "SIDECAR_ALLOW_OUTSIDE_WORKSPACE_ROOT",
         num_args = 0..=1, require_equals = true, default_value = "false",
-        default_missing_value = "true", value_parser = yes_or_no)]
+        default_missing_value = "true", value_parser = parse_bool)]
     allow_outside_workspace_root: bool,
 }
 
-fn mode(text: &str) -> Result<u32, String> {
+fn parse_mode(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| *mode <= 0o777)
@@ -94,7 +94,7 @@ fn mode(text: &str) -> Result<u32, String> {
 }
 
 /// Parses a boolean, in the spellings that environment variables use; empty means false.
-fn yes_or_no(text: &str) -> Result<bool, String> {
+fn parse_bool(text: &str) -> Result<bool, String> {
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(true),
         "" | "0" | "false" | "no" | "off" => Ok(false),
@@ -104,7 +104,7 @@ fn yes_or_no(text: &str) -> Result<bool, String> {
 
 pub fn run(args: &WorkbenchArgs, global: &Global) -> Result<CliExit> {
     let options = WorkbenchOptions::read(args)?;
-    // The commands it runs have the same uid and must not read its memory.
+    // The commands that the workbench runs have the same uid and must not read its memory.
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -112,7 +112,7 @@ pub fn run(args: &WorkbenchArgs, global: &Global) -> Result<CliExit> {
         .build()
         .context("cannot start the runtime")?;
     let telemetry = {
-        let _inside = runtime.enter();
+        let _runtime_guard = runtime.enter();
         Telemetry::start(&Settings::default(), global.verbose, LogSink::Stderr)?
     };
     let served = runtime.block_on(serve_tools(options, global));
@@ -146,8 +146,8 @@ impl WorkbenchOptions {
             });
         }
         let usage = |why: &str| CliError::new(CliExit::Usage, why.to_owned());
-        let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-        let tcp = match (given(&args.tcp_host), given(&args.tcp_port)) {
+        let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+        let tcp = match (non_empty(&args.tcp_host), non_empty(&args.tcp_port)) {
             (None, None) => None,
             (Some(host), Some(port)) => {
                 let port = port.trim().parse();
@@ -168,7 +168,7 @@ impl WorkbenchOptions {
             .filter(|path| !path.as_os_str().is_empty())
             .or_else(|| tcp.is_none().then(|| DEFAULT_SOCKET.into()))
             .map(|path| (path, args.socket_mode));
-        let token = given(&args.auth_token);
+        let token = non_empty(&args.auth_token);
         if args.require_auth && token.is_none() {
             let why = "SIDECAR_REQUIRE_AUTH is set but there is no token; set SIDECAR_AUTH_TOKEN";
             return Err(usage(why).into());
@@ -216,7 +216,7 @@ async fn serve_tools(options: WorkbenchOptions, global: &Global) -> Result<CliEx
     ));
     let mut listeners = Vec::new();
     if options.inherited {
-        listeners.push(WorkbenchListener::inherited().context("stdin is not a listening socket")?);
+        listeners.push(WorkbenchListener::from_stdin().context("stdin is not a listening socket")?);
     }
     if let Some((path, mode)) = &options.socket {
         listeners.push(WorkbenchListener::unix(path, *mode).await?);

@@ -1,4 +1,4 @@
-//! A gate in the background: starts it with its watchdog, finds it, stops both.
+//! Gate in the background: starts, finds and stops a gate and its watchdog.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -86,7 +86,7 @@ fn warn_about_version_mismatch(gate: Option<&str>) {
 }
 
 fn client_with_timeout(paths: &Paths) -> ControlClient {
-    ControlClient::new(&paths.control).within(HEALTH_TIMEOUT)
+    ControlClient::new(&paths.control).with_timeout(HEALTH_TIMEOUT)
 }
 
 /// The gate's health report, with checks that run now. A degraded gate also returns a report.
@@ -142,7 +142,8 @@ async fn start_once(paths: &Paths, verbose: u8) -> Result<StartedGate> {
     }
     let log_from = std::fs::metadata(paths.log()).map_or(0, |found| found.len());
     let mut child = spawn(paths, verbose)?;
-    let late = || CliError::new(CliExit::TimedOut, "the gate was not ready within 30 s").into();
+    let timeout_error =
+        || CliError::new(CliExit::TimedOut, "the gate was not ready within 30 s").into();
     let error = match timeout(WATCHDOG_START_TIMEOUT, wait_until_ready(&mut child)).await {
         Ok(Ok(pid)) => {
             return Ok(StartedGate {
@@ -150,14 +151,14 @@ async fn start_once(paths: &Paths, verbose: u8) -> Result<StartedGate> {
                 was_running: false,
             });
         }
-        Ok(Err(error)) if exit_of(&error) == CliExit::TimedOut => late(),
+        Ok(Err(error)) if exit_of(&error) == CliExit::TimedOut => timeout_error(),
         Ok(Err(error)) => error,
         Err(_) => {
             // SIGTERM and not SIGKILL: the watchdog must end its gate first.
             if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
                 send_signal(pid, Signal::SIGTERM)?;
             }
-            late()
+            timeout_error()
         }
     };
     Err(add_log_tail(error, &paths.log(), log_from))

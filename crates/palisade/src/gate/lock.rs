@@ -54,7 +54,7 @@ impl WatchdogLock {
         })
     }
 
-    /// Whether the path still names the locked file; not if the state directory was removed.
+    /// Whether the path still names the locked file. False if the state directory was removed.
     pub fn is_in_place(&self) -> bool {
         let (Ok(own), Ok(current)) = (self.file.metadata(), self.path.metadata()) else {
             return false;

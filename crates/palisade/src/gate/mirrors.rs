@@ -31,13 +31,13 @@ pub async fn maintain(
     loop {
         let settings = Arc::clone(&traffic.policy().load().settings);
         if settings.git.mirrors.is_empty() {
-            health_registry.retract(HEALTH_CHECK);
+            health_registry.remove_check(HEALTH_CHECK);
         } else {
             let missing = {
                 let settings = Arc::clone(&settings);
                 tokio::task::spawn_blocking(move || Mirrors::missing_program(&settings))
             };
-            health_registry.check(HEALTH_CHECK, missing.await?.map_or(Ok(()), Err));
+            health_registry.set_check(HEALTH_CHECK, missing.await?.map_or(Ok(()), Err));
         }
         traffic.mirrors().remove_unconfigured(&settings).await;
         tokio::select! {

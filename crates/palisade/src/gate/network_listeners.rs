@@ -166,10 +166,10 @@ impl NetworkListeners {
             self.tasks.spawn_on(serving, &self.runtime);
         }
         match prepared.failures.as_slice() {
-            [] => self.health_registry.retract(BIND_CHECK),
+            [] => self.health_registry.remove_check(BIND_CHECK),
             failures => self
                 .health_registry
-                .check(BIND_CHECK, Err(failures.join("; "))),
+                .set_check(BIND_CHECK, Err(failures.join("; "))),
         }
         let addresses = |name: &str| -> Vec<SocketAddr> {
             let named = open
@@ -178,8 +178,8 @@ impl NetworkListeners {
             named.map(|(_, open)| open.address).collect()
         };
         let (proxies, resolvers) = (addresses(PROXY_NAME), addresses(DNS_NAME));
-        self.health_registry.listening(PROXY_NAME, &proxies);
-        self.health_registry.listening(DNS_NAME, &resolvers);
+        self.health_registry.set_listeners(PROXY_NAME, &proxies);
+        self.health_registry.set_listeners(DNS_NAME, &resolvers);
         self.traffic.listener_checks().watch(proxies, resolvers);
         // The gate does not connect to its own listeners.
         let own = open.values().map(|open| open.address);

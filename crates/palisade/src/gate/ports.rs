@@ -15,7 +15,7 @@ use sandbox::namespace::Namespace;
 use sandbox::pack_reader::{PackFile, PackReaderPool};
 use store::Store;
 use store::audit::query::AuditFilter;
-use store::registry::RegistryLookup as Row;
+use store::registry::RegistryLookup as StoreLookup;
 use tokio::runtime::Handle;
 
 /// The store's registry.
@@ -35,11 +35,11 @@ impl StoreRegistry {
     }
 }
 
-fn lookup(found: Row) -> RegistrationLookup {
+fn lookup(found: StoreLookup) -> RegistrationLookup {
     match found {
-        Row::Unavailable => RegistrationLookup::Unavailable,
-        Row::Unknown => RegistrationLookup::Unknown,
-        Row::Found(row) => RegistrationLookup::Found(row),
+        StoreLookup::Unavailable => RegistrationLookup::Unavailable,
+        StoreLookup::Unknown => RegistrationLookup::Unknown,
+        StoreLookup::Found(row) => RegistrationLookup::Found(row),
     }
 }
 
@@ -52,7 +52,7 @@ impl Registry for StoreRegistry {
         lookup(self.store.registry().by_ip(ip))
     }
 
-    fn expired(&self, id: &SandboxId) {
+    fn report_expiry(&self, id: &SandboxId) {
         let (store, id) = (self.store.clone(), id.clone());
         self.runtime.spawn(async move {
             // Removes every expired row, including this one.
@@ -144,7 +144,7 @@ impl PackReader for PackReaderPort {
         pack: Option<Pack>,
         bases: Vec<File>,
     ) -> Result<Findings, Denial> {
-        let pack = pack.map(|Pack { file, at }| PackFile { file, offset: at });
+        let pack = pack.map(|Pack { file, offset }| PackFile { file, offset });
         let whole = |file| PackFile { file, offset: 0 };
         let bases = bases.into_iter().map(whole).collect();
         let result = self.0.read(case, pack, bases).await;

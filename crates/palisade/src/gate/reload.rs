@@ -82,6 +82,7 @@ struct PreparedReload {
 enum ReloadError {
     /// A policy bundle is invalid.
     Policy(String),
+    /// Any other problem.
     Other(String),
 }
 
@@ -254,11 +255,11 @@ impl Reloader {
         if let Err(error) = self.store.audit().record_durable(record, wall_now()).await {
             tracing::warn!(%error, "recording the reload in the audit log failed");
         }
-        // Health last: when it changes, the counter and the record are already written.
+        // Health is updated last: when it changes, the counter and the record are already written.
         let current = outcome.as_ref().map(drop).map_err(Clone::clone);
-        self.health_registry.check("config_current", current);
+        self.health_registry.set_check("config_current", current);
         if let Some(policy) = policy {
-            self.health_registry.check(POLICY_LOADED, policy);
+            self.health_registry.set_check(POLICY_LOADED, policy);
         }
         outcome
     }
@@ -289,7 +290,7 @@ impl Reloader {
             })
             .await
             .map_err(|error| error.to_string())??;
-        // Sockets last: a client that connects to a new one waits until it is served.
+        // Sockets are bound last: a client that connects to a new socket waits until it is served.
         Ok(PreparedReload {
             network_listeners: self.network_listeners.prepare(settings)?,
             listeners: self.tools.prepare(settings)?,
@@ -308,10 +309,10 @@ impl Reloader {
         prepared: PreparedReload,
         file: Option<&Path>,
     ) -> Vec<String> {
-        // The redactor first, before any log line can show a new secret.
+        // The redactor is updated first, before any log line can show a new secret.
         self.telemetry.apply(&settings, prepared.filter);
         let old = self.policy.load();
-        // From here on the new policy decides.
+        // From now on the new policy decides.
         self.policy.replace(prepared.snapshot);
         self.traffic.apply(prepared.traffic);
         let traffic = Arc::clone(&self.traffic);
@@ -335,7 +336,7 @@ impl Reloader {
         self.tools.apply(&settings, listeners, governed).await;
         self.announce(&settings);
         self.changed.notify_one();
-        self.health_registry.config(file);
+        self.health_registry.set_config(file);
         let changed = old.settings.diff(&settings);
         let needs_restart = |key: &&String| {
             START_ONLY_SETTINGS
@@ -358,16 +359,16 @@ impl Reloader {
         }
         let warnings: Vec<String> = settings.warnings.iter().map(ToString::to_string).collect();
         let warned = (!warnings.is_empty()).then(|| warnings.join("; "));
-        self.health_registry.note("config_warnings", warned);
+        self.health_registry.set_note("config_warnings", warned);
         let open = settings.policies.fail_open;
         let open = open
             .then(|| "policies.fail_open is on: calls pass if a policy fails to decide".to_owned());
-        self.health_registry.note("fail_open", open);
+        self.health_registry.set_note("fail_open", open);
     }
 }
 
-/// Watches the directories of the files. Directories, because a replaced file or a changed
-/// symbolic link is another inode.
+/// Watches the directories of the files, and not the files themselves, because a replaced file or
+/// a changed symbolic link is another inode.
 struct FileWatch {
     watcher: Option<RecommendedWatcher>,
     directories: BTreeSet<PathBuf>,
@@ -406,7 +407,7 @@ impl FileWatch {
     fn new(changed: &Arc<Notify>) -> Self {
         let writing = Arc::new(StdMutex::new(FileWrites::default()));
         let (changed, writes) = (Arc::clone(changed), Arc::clone(&writing));
-        let listen = move |event: notify::Result<notify::Event>| {
+        let on_event = move |event: notify::Result<notify::Event>| {
             if let Ok(event) = &event {
                 let is_close = matches!(
                     event.kind,
@@ -420,7 +421,7 @@ impl FileWatch {
             }
             changed.notify_one();
         };
-        let watcher = notify::recommended_watcher(listen)
+        let watcher = notify::recommended_watcher(on_event)
             .inspect_err(
                 |error| tracing::warn!(%error, "watching files failed; polling them instead"),
             )

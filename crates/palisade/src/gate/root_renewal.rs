@@ -15,7 +15,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60 * 60);
 /// The wait after a renewal that failed.
 const RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
 
-/// The name of the note in health.
+/// Name of the note in the health report.
 const HEALTH_NOTE: &str = "root_certificate";
 
 /// Renews the root when it is due, and adds it to running sandboxes that do not have it.
@@ -30,7 +30,7 @@ pub async fn maintain(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> {
             tracing::error!(%error, "renewing the root certificate failed");
             format!("renewal failed: {error}")
         });
-        gate.health_registry.note(HEALTH_NOTE, note);
+        gate.health_registry.set_note(HEALTH_NOTE, note);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(wait(left, renewed.is_err())) => {}
@@ -43,7 +43,7 @@ fn wait(left: Duration, failed: bool) -> Duration {
     if failed {
         RETRY_AFTER
     } else {
-        // A millisecond one_millisecond: a timer may be early by less than that.
+        // One millisecond more, because a timer may fire almost a millisecond too early.
         left.min(MAX_WAIT) + Duration::from_millis(1)
     }
 }

@@ -73,7 +73,7 @@ impl ListenerHost for SandboxListeners {
             .map(|listener| match listener.transport {
                 ListenerTransport::Tcp => SandboxSocket::Stream(listener.socket),
                 ListenerTransport::Udp => SandboxSocket::Datagram(listener.socket),
-                ListenerTransport::Closed => SandboxSocket::Closed(listener.socket),
+                ListenerTransport::Closed => SandboxSocket::ClosedPorts(listener.socket),
             })
             .collect();
         let stop = self.stop.child_token();
@@ -96,7 +96,7 @@ impl ListenerHost for SandboxListeners {
         Ok(())
     }
 
-    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: SandboxPort) {
+    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, target: SandboxPort) {
         let Ok(host) = listener.local_addr() else {
             return;
         };
@@ -114,7 +114,7 @@ impl ListenerHost for SandboxListeners {
         self.tasks.spawn_on(
             async move {
                 if let Err(error) =
-                    publish::serve(listener, Arc::new(PublishedPortTarget(to)), stop).await
+                    publish::serve(listener, Arc::new(PublishedPortTarget(target)), stop).await
                 {
                     tracing::error!(%host, %error, "publishing a port failed");
                 }
@@ -145,7 +145,7 @@ impl ListenerHost for SandboxListeners {
     }
 
     fn trust(&self) -> Trust {
-        control::traffic_actions::trust_in(&self.traffic.authority().load())
+        control::traffic_actions::trusted_root(&self.traffic.authority().load())
     }
 
     fn has_older_roots(&self) -> bool {

@@ -26,7 +26,7 @@ use crate::telemetry::process_metrics::ProcessMetrics;
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// After running this long, a task's next failure starts from the first backoff.
+/// After a run of this length, the next failure of the task starts from the first backoff.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
 /// Starts tasks, restarts them, and waits for them at shutdown.
@@ -84,9 +84,9 @@ impl Supervisor {
         let mut backoff = FIRST_BACKOFF;
         loop {
             health.state = TaskState::Running;
-            self.health_registry.task(name, health.clone());
+            self.health_registry.set_task(name, health.clone());
             let started = Instant::now();
-            // In its own tokio task, so that a panic ends only this one.
+            // Each run is a tokio task of its own, so that a panic ends only that run.
             let ended = tokio::spawn(make(self.stop.clone())).await;
             if self.stop.is_cancelled() {
                 break;
@@ -103,7 +103,7 @@ impl Supervisor {
             health.restarts = health.restarts.saturating_add(1);
             health.last_error = Some(error);
             health.state = TaskState::Waiting;
-            self.health_registry.task(name, health.clone());
+            self.health_registry.set_task(name, health.clone());
             self.process_metrics.count_task_restart(name);
             tokio::select! {
                 () = self.stop.cancelled() => break,
@@ -111,7 +111,7 @@ impl Supervisor {
             }
         }
         health.state = TaskState::Stopped;
-        self.health_registry.task(name, health);
+        self.health_registry.set_task(name, health);
     }
 }
 

@@ -79,7 +79,7 @@ pub struct McpDependencies {
     pub sandbox_launcher: Arc<dyn mcp::launch::Launcher>,
 }
 
-/// The tool service: see the module.
+/// The bridge, the hooks and their listeners.
 #[derive(Debug)]
 pub struct ToolService {
     mcp_server: Arc<McpServer>,
@@ -90,7 +90,7 @@ pub struct ToolService {
 }
 
 impl ToolService {
-    /// Opens the parts; nothing listens yet. Reads files, so it blocks.
+    /// Creates the service without listeners. Blocks, because it reads files.
     pub fn open(
         settings: &Settings,
         dependencies: McpDependencies,
@@ -109,7 +109,7 @@ impl ToolService {
         let hooks = Arc::clone(&interceptor);
         let relay = Relay {
             governance: governance.clone(),
-            gateway_hooks: GatewayHookProbe(Arc::new(move || hooks.saw_docker_gateway_recently())),
+            gateway_hooks: GatewayHookProbe(Arc::new(move || hooks.has_recent_docker_hook())),
         };
         let launchers = Launchers {
             local: Arc::new(LocalLauncher {
@@ -119,7 +119,8 @@ impl ToolService {
             sandbox: dependencies.sandbox_launcher,
         };
         let fingerprints = Arc::new(dependencies.fingerprints);
-        // Not a child of the gate's stop token: ending tool processes has its own deadline.
+        // The bridge's token is not a child of the gate's stop token: ending tool processes has its
+        // own deadline.
         let bridge = Bridge::new(launchers, fingerprints, relay, CancellationToken::new());
         bridge.apply(settings);
         let table = ListenerTable::default();
@@ -136,7 +137,7 @@ impl ToolService {
             hooks: interceptor,
             large_bodies: LargeBodyLimit::default(),
             render_metrics: Arc::new(move || metrics_text(&dependencies.registry)),
-            metrics_path: MetricsPath::of(settings),
+            metrics_path: MetricsPath::from_settings(settings),
             health,
         });
         let health_registry = dependencies.health_registry;
@@ -152,7 +153,7 @@ impl ToolService {
             stop,
             listeners,
         };
-        tools.note();
+        tools.report_policy_gap();
         Ok(tools)
     }
 
@@ -185,7 +186,7 @@ impl ToolService {
         self.governance.apply_reload(governed);
         self.mcp_server.bridge.apply(settings);
         self.mcp_server.metrics_path.replace(settings);
-        self.note();
+        self.report_policy_gap();
         self.listeners.apply(listeners).await;
     }
 
@@ -208,9 +209,9 @@ impl ToolService {
     }
 
     /// Reports in a health note which policies for tool calls are not in force.
-    fn note(&self) {
+    fn report_policy_gap(&self) {
         self.health_registry
-            .note("mcp_policy", policy_gap(&self.governance));
+            .set_note("mcp_policy", policy_gap(&self.governance));
     }
 
     /// Ends every tool process, with SIGTERM at once and SIGKILL at `kill_at`, and then every
@@ -271,7 +272,8 @@ fn health(
             Some(_) => Err("the task that ends unused sessions waits for its restart".to_owned()),
             None => Ok(()),
         });
-    let well = report.status == HealthStatus::Healthy && interceptor.is_ok() && bridge.is_ok();
+    let is_healthy =
+        report.status == HealthStatus::Healthy && interceptor.is_ok() && bridge.is_ok();
     let text = |outcome: Result<(), String>| match outcome {
         Ok(()) => "ok".to_owned(),
         Err(fault) => format!("unavailable: {fault}"),
@@ -282,12 +284,12 @@ fn health(
         Some(gap) => format!("incomplete: {gap}"),
     };
     let state = json!({
-        "status": if well { "healthy" } else { "degraded" },
+        "status": if is_healthy { "healthy" } else { "degraded" },
         "version": report.version,
         "components": {"interceptor": text(interceptor), "bridge": text(bridge), "policy": policy},
         "checks": report.checks,
         "errors": report.errors,
         "notes": report.notes,
     });
-    (well, state)
+    (is_healthy, state)
 }

@@ -56,19 +56,19 @@ pub const START_LIMIT: Duration = Duration::from_secs(30);
 /// Number of deaths within [`WINDOW`] that ends the restarts.
 const MAX_DEATHS: usize = 5;
 
-/// How long a death counts.
+/// Time span in which deaths are counted for [`MAX_DEATHS`].
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// The wait after the first death; each further one within [`WINDOW`] doubles it.
+/// The wait after the first death; each further death within [`WINDOW`] doubles the wait.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The signal by which a watchdog stops its gate gracefully.
 pub const STOP: SignalKind = SignalKind::user_defined1();
 
-/// What a gate writes when everything listens.
+/// The line that a gate writes when all its listeners are open.
 const READY: &str = "ready";
 
-/// What a gate writes when a graceful shutdown begins.
+/// The line that a gate writes when a graceful shutdown begins.
 const STOPPING: &str = "stopping";
 
 /// Maximum length of a line that a gate writes to its watchdog.
@@ -92,7 +92,7 @@ fn watch() -> Result<u8> {
     let mut arguments = std::env::args_os().skip(2);
     let usage = || CliError::new(CliExit::Usage, "usage: __watchdog STATE_DIR ARG…");
     let state_dir = PathBuf::from(arguments.next().ok_or_else(usage)?);
-    nix::unistd::setsid().context("cannot leave the terminal")?;
+    nix::unistd::setsid().context("cannot detach from the terminal")?;
     // The environment may contain secrets of the operator.
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     nix::sys::stat::umask(Mode::from_bits_truncate(0o077));
@@ -126,6 +126,7 @@ struct GateProcess {
     pid: Pid,
     /// The gate's stdout, until the gate closes it.
     lines: Option<File>,
+    /// The start of a line whose end has not arrived yet.
     partial: Vec<u8>,
     ready: bool,
     /// The gate reported a graceful shutdown.
@@ -297,7 +298,7 @@ impl Watchdog {
     fn give_up(&self, cause: &str) {
         let (now, window) = (jiff::Timestamp::now(), WINDOW.as_secs());
         let why = format!(
-            "it died {MAX_DEATHS} times within {window} s and is down since {now:.0}, last cause: \
+            "it died {MAX_DEATHS} times within {window} s and has been down since {now:.0}, last cause: \
              {cause}"
         );
         self.log("ERROR", &format!("gate is no longer restarted: {why}"));
@@ -321,7 +322,7 @@ impl Watchdog {
 }
 
 impl GateProcess {
-    /// Reads what the gate has written so far.
+    /// Reads the lines that the gate has written so far.
     fn read_lines(&mut self) {
         let mut chunk = [0; MAX_LINE];
         while let Some(lines) = &mut self.lines {
@@ -409,7 +410,7 @@ impl WatchdogPipe {
         Ok(Self(File::from(pipe)))
     }
 
-    /// Reports that everything listens.
+    /// Reports that all listeners are open.
     pub fn report_ready(&mut self) -> io::Result<()> {
         self.report(READY)
     }
@@ -449,7 +450,7 @@ fn write_failure(state_dir: &Path, why: &str) -> io::Result<()> {
     std::fs::rename(draft, path)
 }
 
-/// This program by its path, or by /proc/self/exe if the path now names another file.
+/// The path of this program, or /proc/self/exe if the path now names another file.
 fn own_program() -> PathBuf {
     let link = PathBuf::from("/proc/self/exe");
     let identity = |path: &Path| {
@@ -465,7 +466,7 @@ fn open_null() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/null")
 }
 
-/// Rounded up, so that a wait below one millisecond does not become zero.
+/// A timeout for `poll`, rounded up so that a wait below one millisecond does not become zero.
 fn poll_timeout(wait: Duration) -> PollTimeout {
     let wait = wait + Duration::from_millis(1);
     PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX)

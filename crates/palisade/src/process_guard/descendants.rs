@@ -9,8 +9,8 @@ const MAX_ROUNDS: usize = 64;
 
 /// Kills every descendant of this process.
 ///
-/// They are stopped first, until a scan finds no new one: if they were killed one by one, the
-/// others could fork faster.
+/// The descendants are first stopped with SIGSTOP until a scan finds no new one: if they were
+/// killed one by one, the others could fork faster.
 pub(super) fn kill_all() {
     let mut stopped = HashSet::new();
     for _ in 0..MAX_ROUNDS {
@@ -115,7 +115,7 @@ mod tests {
         let pids = |root| {
             let mut pids: Vec<i32> = descendants_of(root, &all)
                 .iter()
-                .map(|one| one.pid)
+                .map(|process| process.pid)
                 .collect();
             pids.sort_unstable();
             pids

@@ -55,7 +55,7 @@ struct LimitState {
 }
 
 impl LineLimits {
-    /// Full buckets.
+    /// Limits without suppressed lines.
     pub fn new() -> Self {
         let origin = Instant::now();
         // The last use of a new bucket must be in the past.
@@ -70,12 +70,12 @@ impl LineLimits {
         }))
     }
 
-    /// Writes a summary line for every bucket that suppressed lines since the last report.
-    /// False if there was none.
+    /// Writes a summary line for every bucket that suppressed lines since the last report. Returns
+    /// whether there was such a bucket.
     pub fn report(&self) -> bool {
         let suppressed = self.table().take_suppressed((self.0.clock)());
-        for one in &suppressed {
-            one.log();
+        for lines in &suppressed {
+            lines.log();
         }
         !suppressed.is_empty()
     }
@@ -122,13 +122,13 @@ impl<S> Filter<S> for LineLimits {
     }
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
-        // Summary lines of this module, whose number is bounded.
+        // The line is a summary of this module; the number of summaries is bounded.
         if event.metadata().target() == module_path!() {
             return true;
         }
-        // Formatted before the table is locked: a value whose Debug panics is logged on this
-        // thread.
-        let line = Line::of(event);
+        // The values are formatted before the table is locked: a value whose `Debug` panics is
+        // logged on this thread, which would lock the table again.
+        let line = Line::from_event(event);
         let now = (self.0.clock)();
         let mut table = self.table();
         if table.admit(line, now) {
@@ -174,7 +174,7 @@ struct Line {
 }
 
 impl Line {
-    fn of(event: &Event<'_>) -> Self {
+    fn from_event(event: &Event<'_>) -> Self {
         let mut line = Self {
             source: Source {
                 callsite: event.metadata().callsite(),
@@ -250,7 +250,7 @@ impl Bucket {
         }
     }
 
-    /// Whether the bucket equals a new one.
+    /// Whether the bucket is full and has no suppressed lines, like a new bucket.
     fn is_idle(&self, now: Tick) -> bool {
         self.suppressed == 0 && self.tokens.is_full(self.rate(), now)
     }
@@ -334,8 +334,8 @@ impl SuppressedLines {
     /// it.
     fn log(&self) {
         let Source { sandbox, tool, .. } = &self.source;
-        let given = |text: &String| (!text.is_empty()).then(|| text.clone());
-        let (sandbox, tool) = (given(sandbox), given(tool));
+        let non_empty = |text: &String| (!text.is_empty()).then(|| text.clone());
+        let (sandbox, tool) = (non_empty(sandbox), non_empty(tool));
         let (suppressed, like) = (self.count, self.message.as_str());
         macro_rules! summary {
             ($level:ident) => {

@@ -109,7 +109,8 @@ fn traces_url(endpoint: &str) -> String {
     format!("{base}/v1/traces")
 }
 
-/// HTTP client on the gate's runtime: the exporter calls it from a thread without one.
+/// HTTP client on the gate's runtime: the exporter calls the client from a thread without a
+/// runtime.
 #[derive(Clone, Debug)]
 struct CollectorClient {
     runtime: Handle,

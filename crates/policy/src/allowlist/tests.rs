@@ -416,7 +416,7 @@ proptest! {
             .filter(|pattern| pattern.matches(&host))
             .max_by_key(|pattern| match pattern {
                 HostPattern::Exact(_) | HostPattern::Ip(_) => usize::MAX,
-                HostPattern::Below(suffix) => suffix.as_str().len(),
+                HostPattern::Wildcard(suffix) => suffix.as_str().len(),
             });
         let found = list.lookup(&host).map(|rules| rules[0].pattern.clone());
         prop_assert_eq!(found, best);

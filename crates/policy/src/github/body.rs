@@ -19,18 +19,20 @@ const MAX_DEPTH: usize = 32;
 /// The requirements of a rule for a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// None: the path alone decides, and the body is not read.
+    /// No requirements: the path alone decides, and the body is not read.
     Unread,
     /// Only these keys.
     Keys(&'static [&'static str]),
-    /// These keys, and with the rule `close` also those that close and reopen.
+    /// Only these keys; with the rule `close` also the keys that close and reopen.
     Edit(&'static [&'static str]),
-    /// These keys and `event`, which must be COMMENT unless the rule `review-verdicts` is enabled.
+    /// Only these keys and `event`, which must be COMMENT unless the rule `review-verdicts` is
+    /// enabled.
     Review(&'static [&'static str]),
 }
 
 impl Body {
-    pub(super) const PULL: Body = Body::Keys(&[
+    /// The body that creates a pull request.
+    pub(super) const CREATE_PULL: Body = Body::Keys(&[
         "title",
         "head",
         "head_repo",
@@ -40,9 +42,11 @@ impl Body {
         "draft",
         "issue",
     ]);
-    pub(super) const PULL_EDIT: Body =
+    /// The body that edits a pull request.
+    pub(super) const EDIT_PULL: Body =
         Body::Edit(&["title", "body", "base", "maintainer_can_modify"]);
-    pub(super) const ISSUE: Body = Body::Keys(&[
+    /// The body that creates an issue.
+    pub(super) const CREATE_ISSUE: Body = Body::Keys(&[
         "title",
         "body",
         "assignee",
@@ -51,7 +55,8 @@ impl Body {
         "labels",
         "type",
     ]);
-    pub(super) const ISSUE_EDIT: Body = Body::Edit(&[
+    /// The body that edits an issue.
+    pub(super) const EDIT_ISSUE: Body = Body::Edit(&[
         "title",
         "body",
         "assignee",
@@ -60,15 +65,17 @@ impl Body {
         "labels",
         "type",
     ]);
-    pub(super) const REVIEW: Body = Body::Review(&["commit_id", "body", "comments"]);
-    pub(super) const REVIEW_EVENT: Body = Body::Review(&["body"]);
+    /// The body that creates a review.
+    pub(super) const CREATE_REVIEW: Body = Body::Review(&["commit_id", "body", "comments"]);
+    /// The body that submits a pending review.
+    pub(super) const SUBMIT_REVIEW: Body = Body::Review(&["body"]);
 
     /// Checks the body of `request`, which the rule `rule` allows by its path.
     pub(super) fn check(
         self,
         rule: &str,
         request: &GithubRequest<'_>,
-        is_on: impl Fn(&str) -> bool,
+        is_enabled: impl Fn(&str) -> bool,
     ) -> Result<(), Denial> {
         let known = match self {
             Body::Unread => return Ok(()),
@@ -77,7 +84,7 @@ impl Body {
         let fields = read_object(rule, request)?;
         for key in fields.keys() {
             match (self, key.as_str()) {
-                (Body::Edit(_), "state" | "state_reason") if is_on("close") => {}
+                (Body::Edit(_), "state" | "state_reason") if is_enabled("close") => {}
                 (Body::Edit(_), "state" | "state_reason") => {
                     return Err(refuse_named("close", &format!("The field '{key}'")));
                 }
@@ -96,7 +103,9 @@ impl Body {
         }
         match (self, fields.get("event").and_then(Value::as_str)) {
             (Body::Review(_), Some("COMMENT")) => Ok(()),
-            (Body::Review(_), Some("APPROVE" | "REQUEST_CHANGES")) if is_on("review-verdicts") => {
+            (Body::Review(_), Some("APPROVE" | "REQUEST_CHANGES"))
+                if is_enabled("review-verdicts") =>
+            {
                 Ok(())
             }
             (Body::Review(_), _) => Err(refuse_named(
@@ -168,31 +177,35 @@ fn is_json(content_type: &str) -> bool {
     let (kind, parameters) = lower.split_once(';').unwrap_or((&lower, ""));
     let kind = kind.trim();
     let parameters = parameters.trim().replace('"', "");
-    let is_built_on = kind.strip_prefix("application/").is_some_and(|sub| {
+    let is_json_type = kind.strip_prefix("application/").is_some_and(|sub| {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"+-.".contains(&b);
         (sub == "json" || sub.ends_with("+json")) && sub.bytes().all(plain)
     });
-    is_built_on && matches!(parameters.as_str(), "" | "charset=utf-8")
+    is_json_type && matches!(parameters.as_str(), "" | "charset=utf-8")
 }
 
 fn read_strictly(bytes: &[u8]) -> Result<Value, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let value = Strict { left: MAX_DEPTH }.deserialize(&mut reader)?;
+    let value = Strict {
+        remaining_depth: MAX_DEPTH,
+    }
+    .deserialize(&mut reader)?;
     reader.end()?;
     Ok(value)
 }
 
-/// Deserializer of a value without duplicate keys, with at most `left` levels of nesting.
+/// Deserializer of a value without duplicate keys, with at most `remaining_depth` levels of
+/// nesting.
 #[derive(Clone, Copy)]
 struct Strict {
-    left: usize,
+    remaining_depth: usize,
 }
 
 impl Strict {
-    fn below<E: Error>(self) -> Result<Self, E> {
-        let left = self.left.checked_sub(1);
-        let left = left.ok_or_else(|| E::custom("nested too deeply"))?;
-        Ok(Self { left })
+    fn nested<E: Error>(self) -> Result<Self, E> {
+        let remaining_depth = self.remaining_depth.checked_sub(1);
+        let remaining_depth = remaining_depth.ok_or_else(|| E::custom("nested too deeply"))?;
+        Ok(Self { remaining_depth })
     }
 }
 
@@ -240,19 +253,19 @@ impl<'de> Visitor<'de> for Strict {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let below = self.below()?;
+        let nested = self.nested()?;
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(below)? {
+        while let Some(item) = items.next_element_seed(nested)? {
             list.push(item);
         }
         Ok(Value::Array(list))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let below = self.below()?;
+        let nested = self.nested()?;
         let mut map = Map::new();
         while let Some(key) = entries.next_key::<String>()? {
-            let value = entries.next_value_seed(below)?;
+            let value = entries.next_value_seed(nested)?;
             if map.insert(key, value).is_some() {
                 return Err(Error::custom("duplicate key"));
             }

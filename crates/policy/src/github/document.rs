@@ -1,8 +1,8 @@
 //! Strict parser of GraphQL documents.
 //!
-//! It uses apollo-parser, which is built for editors and recovers from errors. So a document with
-//! any error is refused, and its syntax tree is converted node by node; an unexpected node refuses
-//! the document too.
+//! The parser is built on apollo-parser, which is meant for editors and recovers from errors. So a
+//! document with any error is refused, and its syntax tree is converted node by node; an unexpected
+//! node refuses the document too.
 
 use std::collections::BTreeMap;
 

@@ -7,9 +7,9 @@
 //! a secret (`tempCloneToken`).
 //!
 //! ```text
-//! Repository ─▶ Inside ─▶ Inside     issues, pull requests, commits, files, checks
-//!      └──────────┼─────▶ Card       people, teams, repositories: identity only
-//!                 └─────▶ Board      projects: names only
+//! Repository ─▶ Content ─▶ Content    issues, pull requests, commits, files, checks
+//!      └───────────┼─────▶ Identity   users, teams, other repositories: identity only
+//!                  └─────▶ Project    projects: names only
 //! ```
 
 /// The kind of object that a selection is on.
@@ -18,17 +18,17 @@ pub(super) enum SelectionScope {
     /// The registered repository.
     Repository,
     /// An object in the repository.
-    Inside,
-    /// A person, team or other repository, with its identity only.
-    Card,
+    Content,
+    /// A user, team or other repository, with its identity only.
+    Identity,
     /// A project, possibly of another repository, with its name only.
-    Board,
+    Project,
     /// The result of a mutation.
-    Payload,
+    MutationResult,
     /// The token's owner.
     Viewer,
     /// The rate limit.
-    Counters,
+    RateLimit,
     /// The schema, which is public.
     Schema,
 }
@@ -41,24 +41,24 @@ impl SelectionScope {
         }
         let lists: &[(&[&str], SelectionScope)] = match self {
             SelectionScope::Repository => &[
-                (PEOPLE, SelectionScope::Card),
-                (REPOSITORY_PEOPLE, SelectionScope::Card),
-                (REPOSITORY, SelectionScope::Inside),
+                (ACTOR_FIELDS, SelectionScope::Identity),
+                (REPOSITORY_IDENTITY_FIELDS, SelectionScope::Identity),
+                (REPOSITORY_FIELDS, SelectionScope::Content),
             ],
-            SelectionScope::Inside => &[
-                (PEOPLE, SelectionScope::Card),
-                (&["projectCards", "projectItems"], SelectionScope::Board),
-                (INSIDE, SelectionScope::Inside),
+            SelectionScope::Content => &[
+                (ACTOR_FIELDS, SelectionScope::Identity),
+                (&["projectCards", "projectItems"], SelectionScope::Project),
+                (CONTENT_FIELDS, SelectionScope::Content),
             ],
-            SelectionScope::Board => &[(BOARD, SelectionScope::Board)],
-            SelectionScope::Card => &[(CARD, SelectionScope::Card)],
-            SelectionScope::Payload => &[
-                (&["subject"], SelectionScope::Card),
-                (PAYLOAD, SelectionScope::Inside),
+            SelectionScope::Project => &[(PROJECT_FIELDS, SelectionScope::Project)],
+            SelectionScope::Identity => &[(IDENTITY_FIELDS, SelectionScope::Identity)],
+            SelectionScope::MutationResult => &[
+                (&["subject"], SelectionScope::Identity),
+                (MUTATION_RESULT_FIELDS, SelectionScope::Content),
             ],
-            SelectionScope::Viewer => &[(VIEWER, SelectionScope::Viewer)],
-            SelectionScope::Counters => &[(COUNTERS, SelectionScope::Counters)],
-            SelectionScope::Schema => &[(SCHEMA, SelectionScope::Schema)],
+            SelectionScope::Viewer => &[(VIEWER_FIELDS, SelectionScope::Viewer)],
+            SelectionScope::RateLimit => &[(RATE_LIMIT_FIELDS, SelectionScope::RateLimit)],
+            SelectionScope::Schema => &[(SCHEMA_FIELDS, SelectionScope::Schema)],
         };
         let (_, scope) = lists.iter().find(|(list, _)| list.contains(&field))?;
         Some(*scope)
@@ -66,7 +66,7 @@ impl SelectionScope {
 }
 
 /// Fields of the repository.
-const REPOSITORY: &[&str] = &[
+const REPOSITORY_FIELDS: &[&str] = &[
     "archivedAt",
     "autoMergeAllowed",
     "codeOfConduct",
@@ -137,8 +137,8 @@ const REPOSITORY: &[&str] = &[
     "visibility",
 ];
 
-/// Fields of the repository that are people or repositories.
-const REPOSITORY_PEOPLE: &[&str] = &[
+/// Fields of the repository that select users or other repositories.
+const REPOSITORY_IDENTITY_FIELDS: &[&str] = &[
     "assignableUsers",
     "mentionableUsers",
     "parent",
@@ -146,8 +146,8 @@ const REPOSITORY_PEOPLE: &[&str] = &[
     "watchers",
 ];
 
-/// Fields that are people, teams, Apps or repositories.
-const PEOPLE: &[&str] = &[
+/// Fields of repository and content that select users, teams, Apps or repositories.
+const ACTOR_FIELDS: &[&str] = &[
     "actor",
     "app",
     "assignee",
@@ -174,8 +174,8 @@ const PEOPLE: &[&str] = &[
     "users",
 ];
 
-/// Fields of people, teams and other repositories: their identity.
-const CARD: &[&str] = &[
+/// Fields of users, teams and other repositories: their identity.
+const IDENTITY_FIELDS: &[&str] = &[
     "asCodeOwner",
     "avatarUrl",
     "cursor",
@@ -212,7 +212,7 @@ const CARD: &[&str] = &[
 ];
 
 /// Fields of projects: names and columns.
-const BOARD: &[&str] = &[
+const PROJECT_FIELDS: &[&str] = &[
     "column",
     "cursor",
     "edges",
@@ -232,7 +232,7 @@ const BOARD: &[&str] = &[
 
 /// Fields of objects in the repository: issues, pull requests, commits, trees, refs, releases,
 /// checks.
-const INSIDE: &[&str] = &[
+const CONTENT_FIELDS: &[&str] = &[
     "abbreviatedOid",
     "about",
     "activeLockReason",
@@ -400,7 +400,8 @@ const INSIDE: &[&str] = &[
     "workflowRun",
 ];
 
-const PAYLOAD: &[&str] = &[
+/// Fields of the result of a mutation.
+const MUTATION_RESULT_FIELDS: &[&str] = &[
     "checkRun",
     "clientMutationId",
     "comment",
@@ -415,12 +416,14 @@ const PAYLOAD: &[&str] = &[
     "thread",
 ];
 
-const VIEWER: &[&str] = &["avatarUrl", "databaseId", "id", "login", "name", "url"];
+/// Fields of the token's owner.
+const VIEWER_FIELDS: &[&str] = &["avatarUrl", "databaseId", "id", "login", "name", "url"];
 
-const COUNTERS: &[&str] = &["cost", "limit", "nodeCount", "remaining", "resetAt", "used"];
+/// Fields of `rateLimit`.
+const RATE_LIMIT_FIELDS: &[&str] = &["cost", "limit", "nodeCount", "remaining", "resetAt", "used"];
 
-/// The introspection system (GraphQL specification, section 4).
-const SCHEMA: &[&str] = &[
+/// Fields of the introspection system (GraphQL specification, section 4).
+const SCHEMA_FIELDS: &[&str] = &[
     "args",
     "defaultValue",
     "deprecationReason",

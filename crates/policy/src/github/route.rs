@@ -28,12 +28,12 @@ pub(super) struct ApiPath<'p> {
 pub(super) struct Readings<'p> {
     path: &'p CleanPath,
     is_upload: bool,
-    left: std::slice::Iter<'static, Reading>,
+    remaining: std::slice::Iter<'static, Reading>,
 }
 
 impl<'p> Readings<'p> {
     /// The readings of a path, on the host for uploads if `is_upload`.
-    pub(super) fn of(path: &'p CleanPath, is_upload: bool) -> Self {
+    pub(super) fn new(path: &'p CleanPath, is_upload: bool) -> Self {
         let all = if path.has_one_reading() {
             &[Reading::LITERAL]
         } else {
@@ -42,7 +42,7 @@ impl<'p> Readings<'p> {
         Self {
             path,
             is_upload,
-            left: all.iter(),
+            remaining: all.iter(),
         }
     }
 }
@@ -51,7 +51,7 @@ impl<'p> Iterator for Readings<'p> {
     type Item = ApiPath<'p>;
 
     fn next(&mut self) -> Option<ApiPath<'p>> {
-        let reading = *self.left.next()?;
+        let reading = *self.remaining.next()?;
         let mut segments = Vec::with_capacity(8);
         let mut start = 0;
         while let Some((segment, next)) = self.path.segment_at(start, reading) {
@@ -82,7 +82,7 @@ impl<'p> ApiPath<'p> {
     }
 
     /// Whether the path is `/repositories/N`.
-    pub(super) fn is_by_number(&self) -> bool {
+    pub(super) fn is_repository_by_number(&self) -> bool {
         let first = self.segments.first();
         first.is_some_and(|first| first.eq_ignore_ascii_case("repositories"))
     }

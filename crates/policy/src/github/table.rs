@@ -12,20 +12,20 @@ use super::route::{ApiArea, ApiPath};
 
 /// Every rule, the default ones first.
 pub(super) fn rules() -> impl Iterator<Item = &'static Rule> {
-    DEFAULTS.iter().chain(switches::SWITCHES)
+    DEFAULT_RULES.iter().chain(switches::OPTIONAL_RULES)
 }
 
 /// One rule.
 pub(super) struct Rule {
     pub(super) name: &'static str,
     /// Description of what the rule allows, for docs/config.md.
-    pub(super) opens: &'static str,
+    pub(super) description: &'static str,
     /// Whether the rule is enabled by default.
     pub(super) is_default: bool,
     /// Whether the rule allows only reads; such a rule also applies to public repositories.
     pub(super) is_read: bool,
-    /// A special message for the refusal.
-    pub(super) refuses: Option<&'static str>,
+    /// The first sentence of the refusal message; none for the default sentence.
+    pub(super) refusal_sentence: Option<&'static str>,
     endpoints: &'static [Endpoint],
 }
 
@@ -48,25 +48,38 @@ impl Rule {
     }
 }
 
-const fn on(name: &'static str, opens: &'static str, endpoints: &'static [Endpoint]) -> Rule {
+/// A rule that is enabled by default.
+const fn default_rule(
+    name: &'static str,
+    description: &'static str,
+    endpoints: &'static [Endpoint],
+) -> Rule {
     Rule {
         is_default: true,
-        ..off(name, opens, endpoints)
+        ..optional_rule(name, description, endpoints)
     }
 }
 
-const fn off(name: &'static str, opens: &'static str, endpoints: &'static [Endpoint]) -> Rule {
+/// A rule that is enabled only by its name in `egress.github.allow`.
+const fn optional_rule(
+    name: &'static str,
+    description: &'static str,
+    endpoints: &'static [Endpoint],
+) -> Rule {
     Rule {
         name,
-        opens,
+        description,
         is_default: false,
         is_read: false,
-        refuses: None,
+        refusal_sentence: None,
         endpoints,
     }
 }
 
-const fn repo(methods: &'static [&'static str], paths: &'static [&'static str]) -> Endpoint {
+const fn repo_endpoint(
+    methods: &'static [&'static str],
+    paths: &'static [&'static str],
+) -> Endpoint {
     Endpoint {
         area: ApiArea::Repository,
         methods,
@@ -75,33 +88,36 @@ const fn repo(methods: &'static [&'static str], paths: &'static [&'static str]) 
     }
 }
 
-const fn site(methods: &'static [&'static str], paths: &'static [&'static str]) -> Endpoint {
+const fn site_endpoint(
+    methods: &'static [&'static str],
+    paths: &'static [&'static str],
+) -> Endpoint {
     Endpoint {
         area: ApiArea::Site,
-        ..repo(methods, paths)
+        ..repo_endpoint(methods, paths)
     }
 }
 
-const fn repo_with_body(
+const fn repo_endpoint_with_body(
     method: &'static [&'static str],
     paths: &'static [&'static str],
     body: Body,
 ) -> Endpoint {
     Endpoint {
         body,
-        ..repo(method, paths)
+        ..repo_endpoint(method, paths)
     }
 }
 
-const READ: &[&str] = &["GET", "HEAD"];
+const READ_METHODS: &[&str] = &["GET", "HEAD"];
 const POST: &[&str] = &["POST"];
 const PATCH: &[&str] = &["PATCH"];
 const PUT: &[&str] = &["PUT"];
 const DELETE: &[&str] = &["DELETE"];
-const WRITE: &[&str] = &["POST", "PATCH", "PUT", "DELETE"];
-const ALL: &[&str] = &["GET", "HEAD", "POST", "PATCH", "PUT", "DELETE"];
+const WRITE_METHODS: &[&str] = &["POST", "PATCH", "PUT", "DELETE"];
+const ALL_METHODS: &[&str] = &["GET", "HEAD", "POST", "PATCH", "PUT", "DELETE"];
 
-/// The readable paths of a repository, except those with a rule of their own: keys, hooks, secrets,
+/// The readable paths of a repository, except those that need another rule: keys, hooks, secrets,
 /// variables, runners, alerts that quote secrets, forks, and lists that include issues of other
 /// repositories.
 const READABLE: &[&str] = &[
@@ -181,37 +197,37 @@ const PUBLIC_SITE_PATHS: &[&str] = &[
 ];
 
 /// The rules that are enabled by default.
-const DEFAULTS: &[Rule] = &[
+const DEFAULT_RULES: &[Rule] = &[
     Rule {
         is_read: true,
-        ..on(
+        ..default_rule(
             "read",
             "reading the registered repositories, except what has a rule of its own below",
-            &[repo(READ, READABLE)],
+            &[repo_endpoint(READ_METHODS, READABLE)],
         )
     },
     Rule {
         is_read: true,
-        ..on(
+        ..default_rule(
             "meta",
             "reading public site data: meta, rate limit, licences, templates, emojis",
-            &[site(READ, PUBLIC_SITE_PATHS)],
+            &[site_endpoint(READ_METHODS, PUBLIC_SITE_PATHS)],
         )
     },
-    on(
+    default_rule(
         "pull-requests",
         "creating and editing pull requests, and asking for reviewers",
         &[
-            repo_with_body(POST, &["pulls"], Body::PULL),
-            repo_with_body(PATCH, &["pulls/#"], Body::PULL_EDIT),
-            repo(&["POST", "DELETE"], &["pulls/#/requested_reviewers"]),
+            repo_endpoint_with_body(POST, &["pulls"], Body::CREATE_PULL),
+            repo_endpoint_with_body(PATCH, &["pulls/#"], Body::EDIT_PULL),
+            repo_endpoint(&["POST", "DELETE"], &["pulls/#/requested_reviewers"]),
         ],
     ),
-    on(
+    default_rule(
         "comments",
         "writing and editing comments on issues, pull requests and commits",
         &[
-            repo(
+            repo_endpoint(
                 POST,
                 &[
                     "issues/#/comments",
@@ -220,49 +236,49 @@ const DEFAULTS: &[Rule] = &[
                     "commits/~/comments",
                 ],
             ),
-            repo(
+            repo_endpoint(
                 PATCH,
                 &["issues/comments/#", "pulls/comments/#", "comments/#"],
             ),
         ],
     ),
-    on(
+    default_rule(
         "issues",
         "creating and editing issues, and assigning them",
         &[
-            repo_with_body(POST, &["issues"], Body::ISSUE),
-            repo_with_body(PATCH, &["issues/#"], Body::ISSUE_EDIT),
-            repo(&["POST", "DELETE"], &["issues/#/assignees"]),
+            repo_endpoint_with_body(POST, &["issues"], Body::CREATE_ISSUE),
+            repo_endpoint_with_body(PATCH, &["issues/#"], Body::EDIT_ISSUE),
+            repo_endpoint(&["POST", "DELETE"], &["issues/#/assignees"]),
         ],
     ),
-    on(
+    default_rule(
         "reviews",
         "reviews of type COMMENT",
         &[
-            repo_with_body(POST, &["pulls/#/reviews"], Body::REVIEW),
-            repo_with_body(POST, &["pulls/#/reviews/#/events"], Body::REVIEW_EVENT),
-            repo(PUT, &["pulls/#/reviews/#"]),
+            repo_endpoint_with_body(POST, &["pulls/#/reviews"], Body::CREATE_REVIEW),
+            repo_endpoint_with_body(POST, &["pulls/#/reviews/#/events"], Body::SUBMIT_REVIEW),
+            repo_endpoint(PUT, &["pulls/#/reviews/#"]),
         ],
     ),
-    on(
+    default_rule(
         "labels",
         "creating and editing labels, putting them on and taking them off",
         &[
-            repo(&["POST", "PUT", "DELETE"], &["issues/#/labels"]),
-            repo(DELETE, &["issues/#/labels/*"]),
-            repo(POST, &["labels"]),
-            repo(PATCH, &["labels/*"]),
+            repo_endpoint(&["POST", "PUT", "DELETE"], &["issues/#/labels"]),
+            repo_endpoint(DELETE, &["issues/#/labels/*"]),
+            repo_endpoint(POST, &["labels"]),
+            repo_endpoint(PATCH, &["labels/*"]),
         ],
     ),
-    on(
+    default_rule(
         "check-runs",
         "creating and updating check runs",
         &[
-            repo(POST, &["check-runs", "check-suites"]),
-            repo(PATCH, &["check-runs/#"]),
+            repo_endpoint(POST, &["check-runs", "check-suites"]),
+            repo_endpoint(PATCH, &["check-runs/#"]),
         ],
     ),
-    on(
+    default_rule(
         "graphql-read",
         "GraphQL queries about the registered repositories",
         &[],

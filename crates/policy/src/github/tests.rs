@@ -86,7 +86,7 @@ fn rules_apply_to_the_two_api_hosts_only() {
         ("192.0.2.1", false),
     ] {
         assert_eq!(
-            GithubRules::speaks_for(&Host::parse(host).unwrap()),
+            GithubRules::applies_to_host(&Host::parse(host).unwrap()),
             speaks,
             "{host}"
         );
@@ -101,7 +101,7 @@ fn unknown_rule_name_is_rejected_with_suggestion() {
     let names = |list: &[&str]| -> Vec<String> { list.iter().map(|n| (*n).to_owned()).collect() };
     let error = GithubRules::new(&names(&["merge", "relases"]), false).unwrap_err();
     assert_eq!(
-        (error.index, error.name.as_str(), error.near),
+        (error.index, error.name.as_str(), error.suggestion),
         (1, "relases", Some("releases"))
     );
     assert_eq!(
@@ -109,7 +109,7 @@ fn unknown_rule_name_is_rejected_with_suggestion() {
         "unknown GitHub rule \"relases\"; did you mean 'releases'?"
     );
     let error = GithubRules::new(&names(&["frobnicate"]), false).unwrap_err();
-    assert_eq!(error.near, None);
+    assert_eq!(error.suggestion, None);
     // Only `git.read_public` enables this rule.
     assert!(GithubRules::new(&names(&["read-public"]), true).is_err());
     assert!(GithubRules::new(&names(&[&"x".repeat(100_000)]), true).is_err());

@@ -146,8 +146,8 @@ fn encoded_slash_is_character_or_separator_by_reading() {
     assert_eq!(path.text(), "/x/@s/p/q/y/");
     assert!(path.has_encoded_slash() && path.has_trailing_slash());
     let split = Reading {
-        split: true,
-        bare: false,
+        splits_encoded_slashes: true,
+        drops_parameters: false,
     };
     let (first, next) = path.segment_at(2, split).unwrap();
     assert_eq!(
@@ -226,7 +226,7 @@ proptest! {
                     segment.split('/').map(str::to_owned).collect::<Vec<_>>()
                 })
                 .collect();
-            let both = Reading { split: true, bare: true };
+            let both = Reading { splits_encoded_slashes: true, drops_parameters: true };
             let (mut split_first, mut at) = (Vec::new(), 0);
             while let Some((segment, next)) = path.segment_at(at, both) {
                 split_first.push(segment.to_owned());

@@ -32,7 +32,7 @@ fn rules() -> PushRules {
     }
 }
 
-fn sighting(place: SecretLocation) -> SecretFinding {
+fn finding(place: SecretLocation) -> SecretFinding {
     SecretFinding {
         rule: "some-key".to_owned(),
         place,
@@ -99,7 +99,7 @@ fn ref_rules_apply_before_findings() {
         update('1', '0', "refs/heads/gone"),
     ]);
     let findings = Findings {
-        secrets: vec![sighting(SecretLocation::Commit(id('1')))],
+        secrets: vec![finding(SecretLocation::Commit(id('1')))],
         ..Findings::default()
     };
     let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
@@ -133,12 +133,12 @@ fn refusal_of_secret_names_rule_and_hides_location() {
     let case = case(vec![update('0', '1', "refs/heads/new")]);
     let findings = Findings {
         secrets: vec![
-            sighting(SecretLocation::Commit(id('7'))),
+            finding(SecretLocation::Commit(id('7'))),
             SecretFinding {
                 rule: "npm-token".to_owned(),
                 place: SecretLocation::Ref(0),
             },
-            sighting(SecretLocation::Blob {
+            finding(SecretLocation::Blob {
                 id: id('a'),
                 path: Some("a\u{202e}b".to_owned()),
             }),
@@ -166,7 +166,7 @@ fn refusal_of_secret_names_rule_and_hides_location() {
 fn secret_is_handled_by_configured_action() {
     let case = case(vec![update('0', '1', "refs/heads/new")]);
     let findings = Findings {
-        secrets: vec![sighting(SecretLocation::Tag(id('1')))],
+        secrets: vec![finding(SecretLocation::Tag(id('1')))],
         ..Findings::default()
     };
     for (secrets, expected) in [

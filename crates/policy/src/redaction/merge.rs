@@ -7,36 +7,45 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use crate::splice::{Entry, Inside, InvalidJson, Node, TextEdits, quote};
+use crate::splice::{Entry, InvalidJson, Node, NodeContent, TextEdits, quote};
 
 /// Maximum number of removed list items that are skipped to find the next kept one.
-const LOOK_AHEAD: usize = 64;
+const MAX_LOOK_AHEAD: usize = 64;
 
-/// `text` with the value `wanted`; none if it has that value already.
+/// `text` with the value `wanted`; none if the text has that value already.
 pub(super) fn merge(text: &str, wanted: &Value) -> Result<Option<String>, InvalidJson> {
     let root = Node::read(text)?;
     let mut edits = TextEdits::default();
-    walk(text, &root, wanted, &mut edits)?;
+    merge_node(text, &root, wanted, &mut edits)?;
     if edits.is_empty() {
         return Ok(None);
     }
     edits.apply(text).map(Some)
 }
 
-fn walk(text: &str, node: &Node, wanted: &Value, edits: &mut TextEdits) -> Result<(), InvalidJson> {
-    match (&node.inside, wanted) {
-        (Inside::Map(entries), Value::Object(fields)) => {
+fn merge_node(
+    text: &str,
+    node: &Node,
+    wanted: &Value,
+    edits: &mut TextEdits,
+) -> Result<(), InvalidJson> {
+    match (&node.content, wanted) {
+        (NodeContent::Map(entries), Value::Object(fields)) => {
             merge_object(text, node, entries, fields, edits)
         }
-        (Inside::List(items), Value::Array(values)) if items.len() == values.len() => items
+        (NodeContent::List(items), Value::Array(values)) if items.len() == values.len() => items
             .iter()
             .zip(values)
-            .try_for_each(|(item, value)| walk(text, item, value, edits)),
-        (Inside::List(items), Value::Array(values)) => {
+            .try_for_each(|(item, value)| merge_node(text, item, value, edits)),
+        (NodeContent::List(items), Value::Array(values)) => {
             edits.replace(node.span.clone(), merge_list(text, items, values)?);
             Ok(())
         }
-        (Inside::Text | Inside::Plain, wanted) if is_equal(&read(text, node)?, wanted) => Ok(()),
+        (NodeContent::Text | NodeContent::Plain, wanted)
+            if is_equal(&parse_node(text, node)?, wanted) =>
+        {
+            Ok(())
+        }
         _ => {
             edits.replace(node.span.clone(), wanted.to_string());
             Ok(())
@@ -59,7 +68,7 @@ fn merge_object(
     edits.retain(&spans, &keeps);
     for entry in entries {
         if let Some(value) = fields.get(&entry.key) {
-            walk(text, &entry.value, value, edits)?;
+            merge_node(text, &entry.value, value, edits)?;
         }
     }
     let mut comma = if keeps.contains(&true) { "," } else { "" };
@@ -83,10 +92,10 @@ fn merge_list(text: &str, items: &[Node], values: &[Value]) -> Result<String, In
     let mut next = 0;
     let mut written = Vec::with_capacity(values.len());
     for value in values {
-        let ahead = items.iter().enumerate().skip(next).take(LOOK_AHEAD);
+        let ahead = items.iter().enumerate().skip(next).take(MAX_LOOK_AHEAD);
         let mut found = None;
         for (index, item) in ahead {
-            if is_equal(&read(text, item)?, value) {
+            if is_equal(&parse_node(text, item)?, value) {
                 found = Some((index, item));
                 break;
             }
@@ -102,14 +111,14 @@ fn merge_list(text: &str, items: &[Node], values: &[Value]) -> Result<String, In
     Ok(format!("[{}]", written.join(",")))
 }
 
-fn read(text: &str, node: &Node) -> Result<Value, InvalidJson> {
+fn parse_node(text: &str, node: &Node) -> Result<Value, InvalidJson> {
     let raw = text.get(node.span.clone()).ok_or(InvalidJson)?;
     serde_json::from_str(raw).map_err(|_| InvalidJson)
 }
 
-/// Whether the value `theirs` of a policy's output is equal to the value `ours` of its input.
-fn is_equal(ours: &Value, theirs: &Value) -> bool {
-    match (ours, theirs) {
+/// Whether the value `output` of a policy's output is equal to the value `input` of its input.
+fn is_equal(input: &Value, output: &Value) -> bool {
+    match (input, output) {
         (Value::Number(a), Value::Number(b)) => {
             let whole = |number: &serde_json::Number| {
                 let whole = number.as_i64().map(i128::from);
@@ -128,6 +137,6 @@ fn is_equal(ours: &Value, theirs: &Value) -> bool {
                 && a.iter()
                     .all(|(key, a)| b.get(key).is_some_and(|b| is_equal(a, b)))
         }
-        _ => ours == theirs,
+        _ => input == output,
     }
 }

@@ -32,12 +32,14 @@ fn judge(rules: &RefRules, update: &RefUpdate, facts: RefFacts) -> Option<(Reaso
     Some((denial.reason, denial.rule.as_str().to_owned()))
 }
 
-const MINE: RefFacts = RefFacts {
+/// A ref that this sandbox has created upstream.
+const FACTS_OF_OWN_REF: RefFacts = RefFacts {
     exists_upstream: Some(true),
     made_by_this_sandbox: true,
     is_fast_forward: None,
 };
-const NOT_LOOKED_UP: RefFacts = RefFacts {
+/// A ref that was not looked up upstream.
+const FACTS_NOT_LOOKED_UP: RefFacts = RefFacts {
     exists_upstream: None,
     made_by_this_sandbox: false,
     is_fast_forward: None,
@@ -168,7 +170,7 @@ fn ref_name_with_invisible_characters_is_malformed() {
         "a\u{fff9}b",
     ] {
         let update = update(&format!("refs/heads/{hidden}"), ZERO, NEW);
-        let judged = judge(&rules, &update, NOT_LOOKED_UP);
+        let judged = judge(&rules, &update, FACTS_NOT_LOOKED_UP);
         assert_eq!(
             judged,
             Some((Reason::GitMalformed, "git:form".to_owned())),
@@ -177,7 +179,11 @@ fn ref_name_with_invisible_characters_is_malformed() {
     }
     for plain in ["é", "日本語", "a\u{301}", "😀"] {
         let update = update(&format!("refs/heads/{plain}"), ZERO, NEW);
-        assert_eq!(judge(&rules, &update, NOT_LOOKED_UP), None, "{plain:?}");
+        assert_eq!(
+            judge(&rules, &update, FACTS_NOT_LOOKED_UP),
+            None,
+            "{plain:?}"
+        );
     }
 }
 
@@ -189,16 +195,16 @@ fn update_is_decided_by_default_rules() {
     assert_eq!(user.protected.len(), DEFAULT_PROTECTED.len());
     let new = RefFacts {
         exists_upstream: Some(false),
-        ..NOT_LOOKED_UP
+        ..FACTS_NOT_LOOKED_UP
     };
     let foreign = RefFacts {
         exists_upstream: Some(true),
-        ..NOT_LOOKED_UP
+        ..FACTS_NOT_LOOKED_UP
     };
     for (rules, ref_name, old, new_id, facts, expected) in [
         (&user, "refs/heads/a", ZERO, NEW, new, None),
-        (&user, "refs/heads/a", ZERO, NEW, NOT_LOOKED_UP, None),
-        (&user, "refs/heads/a", OLD, NEW, MINE, None),
+        (&user, "refs/heads/a", ZERO, NEW, FACTS_NOT_LOOKED_UP, None),
+        (&user, "refs/heads/a", OLD, NEW, FACTS_OF_OWN_REF, None),
         (
             &user,
             "refs/heads/a",
@@ -212,7 +218,7 @@ fn update_is_decided_by_default_rules() {
             "refs/heads/a",
             OLD,
             NEW,
-            NOT_LOOKED_UP,
+            FACTS_NOT_LOOKED_UP,
             Some((R::GitProtected, "git:own-branches")),
         ),
         (
@@ -228,7 +234,7 @@ fn update_is_decided_by_default_rules() {
             "refs/heads/a",
             OLD,
             ZERO,
-            MINE,
+            FACTS_OF_OWN_REF,
             Some((R::GitDelete, "git:deletion")),
         ),
         (
@@ -236,7 +242,7 @@ fn update_is_decided_by_default_rules() {
             "refs/tags/a",
             OLD,
             ZERO,
-            MINE,
+            FACTS_OF_OWN_REF,
             Some((R::GitDelete, "git:deletion")),
         ),
         (
@@ -252,7 +258,7 @@ fn update_is_decided_by_default_rules() {
             "refs/heads/MAIN",
             OLD,
             NEW,
-            MINE,
+            FACTS_OF_OWN_REF,
             Some((R::GitProtected, "git:protected:main")),
         ),
         (
@@ -269,7 +275,7 @@ fn update_is_decided_by_default_rules() {
             "refs/tags/v1",
             OLD,
             NEW,
-            MINE,
+            FACTS_OF_OWN_REF,
             Some((R::GitProtected, "git:existing-tag")),
         ),
         (
@@ -351,7 +357,7 @@ fn update_is_decided_by_default_rules() {
             "refs/heads/main",
             OLD,
             NEW,
-            MINE,
+            FACTS_OF_OWN_REF,
             Some((R::GitNamespace, "git:bot-namespace")),
         ),
         (
@@ -367,7 +373,7 @@ fn update_is_decided_by_default_rules() {
             "refs/heads/sandbox/a",
             OLD,
             ZERO,
-            MINE,
+            FACTS_OF_OWN_REF,
             Some((R::GitDelete, "git:deletion")),
         ),
         (
@@ -406,7 +412,7 @@ fn non_utf8_name_or_mixed_ids_are_malformed() {
     };
     let mixed = update("refs/heads/a", ZERO, &"2".repeat(64));
     for update in [odd, mixed] {
-        let (reason, _) = judge(&rules, &update, NOT_LOOKED_UP).unwrap();
+        let (reason, _) = judge(&rules, &update, FACTS_NOT_LOOKED_UP).unwrap();
         assert_eq!(reason, Reason::GitMalformed);
     }
 }
@@ -419,19 +425,25 @@ fn allowed_deletion_excludes_tags_protected_and_foreign_branches() {
         ..RefRules::new(AuthMode::User)
     };
     let delete = |text, facts| judge(&rules, &update(text, OLD, ZERO), facts).map(|(r, _)| r);
-    assert_eq!(delete("refs/heads/a", MINE), None);
-    assert_eq!(delete("refs/heads/main", MINE), Some(Reason::GitProtected));
+    assert_eq!(delete("refs/heads/a", FACTS_OF_OWN_REF), None);
     assert_eq!(
-        delete("refs/heads/a", NOT_LOOKED_UP),
+        delete("refs/heads/main", FACTS_OF_OWN_REF),
         Some(Reason::GitProtected)
     );
-    assert_eq!(delete("refs/tags/a", MINE), Some(Reason::GitDelete));
+    assert_eq!(
+        delete("refs/heads/a", FACTS_NOT_LOOKED_UP),
+        Some(Reason::GitProtected)
+    );
+    assert_eq!(
+        delete("refs/tags/a", FACTS_OF_OWN_REF),
+        Some(Reason::GitDelete)
+    );
 }
 
 #[test]
 fn listed_branch_is_allowed_in_user_mode_by_exact_match() {
     let rules = RefRules {
-        listed: vec![pattern("develop"), pattern("team/*")],
+        pushable: vec![pattern("develop"), pattern("team/*")],
         ..RefRules::new(AuthMode::User)
     };
     for (text, open) in [
@@ -440,7 +452,7 @@ fn listed_branch_is_allowed_in_user_mode_by_exact_match() {
         ("refs/heads/team/a", true),
         ("refs/heads/team/a/b", false),
     ] {
-        let denied = judge(&rules, &update(text, OLD, NEW), NOT_LOOKED_UP);
+        let denied = judge(&rules, &update(text, OLD, NEW), FACTS_NOT_LOOKED_UP);
         assert_eq!(denied.is_none(), open, "{text}");
     }
 }
@@ -455,24 +467,24 @@ fn denied_force_push_includes_unknown_history() {
     for (fast_forward, passes) in [(Some(true), true), (Some(false), false), (None, false)] {
         let facts = RefFacts {
             is_fast_forward: fast_forward,
-            ..MINE
+            ..FACTS_OF_OWN_REF
         };
         let push = update("refs/heads/a", OLD, NEW);
         assert_eq!(judge(&loose, &push, facts), None);
         assert_eq!(judge(&strict, &push, facts).is_none(), passes);
     }
     let fresh = update("refs/heads/a", ZERO, NEW);
-    assert_eq!(judge(&strict, &fresh, NOT_LOOKED_UP), None);
+    assert_eq!(judge(&strict, &fresh, FACTS_NOT_LOOKED_UP), None);
 }
 
 #[test]
 fn one_refused_ref_refuses_push_and_all_are_reported() {
     let rules = RefRules::new(AuthMode::User);
     let push = [
-        (update("refs/heads/a", ZERO, NEW), NOT_LOOKED_UP),
-        (update("refs/heads/main", OLD, NEW), NOT_LOOKED_UP),
-        (update("refs/heads/b", OLD, ZERO), MINE),
-        (update("refs/heads/a", ZERO, OLD), NOT_LOOKED_UP),
+        (update("refs/heads/a", ZERO, NEW), FACTS_NOT_LOOKED_UP),
+        (update("refs/heads/main", OLD, NEW), FACTS_NOT_LOOKED_UP),
+        (update("refs/heads/b", OLD, ZERO), FACTS_OF_OWN_REF),
+        (update("refs/heads/a", ZERO, OLD), FACTS_NOT_LOOKED_UP),
     ];
     let denied = rules.judge_push(&push).unwrap_err();
     assert_eq!(denied.reason, Reason::GitProtected);
@@ -521,7 +533,7 @@ proptest! {
             .map(|(c, up)| if *up { c.to_ascii_uppercase() } else { c }).collect();
         let rules = RefRules {
             allow_deletion: true,
-            listed: vec![pattern("**")],
+            pushable: vec![pattern("**")],
             ..RefRules::new(if bot { AuthMode::Bot } else { AuthMode::User })
         };
         let facts = RefFacts { made_by_this_sandbox: made, ..RefFacts::default() };

@@ -18,8 +18,8 @@ use super::BundleError;
 const MAX_DEPTH: usize = 16;
 
 /// Rejects a program that could overflow the stack.
-pub(super) fn check(program: &Program) -> Result<(), BundleError> {
-    let calls = read(program);
+pub(super) fn check_depth(program: &Program) -> Result<(), BundleError> {
+    let calls = read_calls(program);
     let mut depths = vec![Depth::Unknown; program.rule_infos.len()];
     for rule in 0..depths.len() {
         measure(rule, &calls, &mut depths, 0).map_err(|fault| {
@@ -37,8 +37,8 @@ pub(super) fn check(program: &Program) -> Result<(), BundleError> {
 }
 
 /// The rules that an evaluation of `roots` may call.
-pub(super) fn reach(program: &Program, roots: &[&str]) -> BTreeSet<usize> {
-    let calls = read(program);
+pub(super) fn find_reachable_rules(program: &Program, roots: &[&str]) -> BTreeSet<usize> {
+    let calls = read_calls(program);
     let rules = program.rule_infos.iter().enumerate();
     let mut found: BTreeSet<usize> = rules
         .filter(|(_, info)| roots.contains(&info.name.as_str()))
@@ -56,23 +56,28 @@ pub(super) fn reach(program: &Program, roots: &[&str]) -> BTreeSet<usize> {
 pub(super) fn instructions(
     program: &Program,
 ) -> impl Iterator<Item = (Option<usize>, &Instruction)> {
-    let begins = begins(program);
+    let rule_starts = rule_starts(program);
     let instructions = program.instructions.iter().enumerate();
     instructions.map(move |(index, instruction)| {
-        let rule = begins.range(..=index).next_back().map(|(_, rule)| *rule);
+        let rule = rule_starts
+            .range(..=index)
+            .next_back()
+            .map(|(_, rule)| *rule);
         // Instructions before the first rule are the entry points.
         (rule, instruction)
     })
 }
 
+/// The depth of the calls of one rule.
 #[derive(Clone, Copy)]
 enum Depth {
     Unknown,
     BeingMeasured,
-    Of(usize),
+    Known(usize),
 }
 
-struct Fault {
+/// A rule whose calls are nested too deeply or form a cycle.
+struct CallFault {
     rule: usize,
     is_cycle: bool,
 }
@@ -82,24 +87,24 @@ fn measure(
     rule: usize,
     calls: &BTreeMap<usize, Vec<usize>>,
     depths: &mut [Depth],
-    above: usize,
-) -> Result<usize, Fault> {
-    let deep = Fault {
+    depth_above: usize,
+) -> Result<usize, CallFault> {
+    let deep = CallFault {
         rule,
         is_cycle: false,
     };
     match depths.get(rule) {
-        Some(Depth::Of(depth)) if above + depth <= MAX_DEPTH => return Ok(*depth),
-        Some(Depth::Of(_)) => return Err(deep),
+        Some(Depth::Known(depth)) if depth_above + depth <= MAX_DEPTH => return Ok(*depth),
+        Some(Depth::Known(_)) => return Err(deep),
         Some(Depth::BeingMeasured) => {
-            return Err(Fault {
+            return Err(CallFault {
                 is_cycle: true,
                 ..deep
             });
         }
         Some(Depth::Unknown) | None => {}
     }
-    if above >= MAX_DEPTH {
+    if depth_above >= MAX_DEPTH {
         return Err(deep);
     }
     let set = |depths: &mut [Depth], depth| {
@@ -110,38 +115,38 @@ fn measure(
     set(depths, Depth::BeingMeasured);
     let mut depth = 1;
     for called in calls.get(&rule).into_iter().flatten() {
-        depth = depth.max(1 + measure(*called, calls, depths, above + 1)?);
+        depth = depth.max(1 + measure(*called, calls, depths, depth_above + 1)?);
     }
-    set(depths, Depth::Of(depth));
+    set(depths, Depth::Known(depth));
     Ok(depth)
 }
 
 /// The calls of each rule.
-fn read(program: &Program) -> BTreeMap<usize, Vec<usize>> {
+fn read_calls(program: &Program) -> BTreeMap<usize, Vec<usize>> {
     let mut calls: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (rule, instruction) in instructions(program) {
         if let Some(rule) = rule {
             calls
                 .entry(rule)
                 .or_default()
-                .extend(called(program, instruction));
+                .extend(called_rules(program, instruction));
         }
     }
     calls
 }
 
 /// The start of each part of a rule, with the index of its rule.
-fn begins(program: &Program) -> BTreeMap<usize, usize> {
-    let mut begins = BTreeMap::new();
+fn rule_starts(program: &Program) -> BTreeMap<usize, usize> {
+    let mut rule_starts = BTreeMap::new();
     for (rule, info) in program.rule_infos.iter().enumerate() {
         let bodies = info.definitions.iter().flatten();
         let starts = bodies.chain(info.destructuring_blocks.iter().flatten());
-        begins.extend(starts.map(|start| (*start as usize, rule)));
+        rule_starts.extend(starts.map(|start| (*start as usize, rule)));
     }
-    begins
+    rule_starts
 }
 
-fn called(program: &Program, instruction: &Instruction) -> Vec<usize> {
+fn called_rules(program: &Program, instruction: &Instruction) -> Vec<usize> {
     let data = &program.instruction_data;
     match instruction {
         Instruction::CallRule { rule_index, .. } => vec![usize::from(*rule_index)],
@@ -155,7 +160,7 @@ fn called(program: &Program, instruction: &Instruction) -> Vec<usize> {
             let path = params.map_or(&[][..], |params| &params.path_components);
             let rules = program.rule_infos.iter().enumerate();
             rules
-                .filter(|(_, info)| could_be(program, path, &info.name))
+                .filter(|(_, info)| may_match(program, path, &info.name))
                 .map(|(rule, _)| rule)
                 .collect()
         }
@@ -165,7 +170,7 @@ fn called(program: &Program, instruction: &Instruction) -> Vec<usize> {
 
 /// Whether a path with parts that are known only at run time can match the rule `name`, or a path
 /// above or below it.
-fn could_be(program: &Program, path: &[LiteralOrRegister], name: &str) -> bool {
+fn may_match(program: &Program, path: &[LiteralOrRegister], name: &str) -> bool {
     // Names with brackets are not split.
     let parts = name.split('.').skip(1);
     name.contains('[')

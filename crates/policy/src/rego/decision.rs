@@ -63,7 +63,7 @@ pub enum EvaluationError {
     Shape(String),
 }
 
-/// A detail of a decision that a rule or field of its own may provide.
+/// A detail of a decision, which a separate rule or a field of the decision may provide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Message,
@@ -88,7 +88,7 @@ impl DecisionDetails {
             None => denial,
         };
         match self.rule {
-            Some(rule) => denial.with_evidence(format!("the policy calls it {rule}")),
+            Some(rule) => denial.with_evidence(format!("the policy's rule name is {rule}")),
             None => denial,
         }
     }
@@ -96,14 +96,14 @@ impl DecisionDetails {
     /// Sets a part. A message or rule that is not a string is ignored.
     pub(super) fn set_part(&mut self, part: Part, answer: &Value) {
         let text = match answer {
-            Value::String(text) => Some(clean(text)).filter(|text| !text.is_empty()),
+            Value::String(text) => Some(sanitise(text)).filter(|text| !text.is_empty()),
             _ => None,
         };
         match part {
             Part::Message => self.message = text.or(self.message.take()),
             Part::Rule => self.rule = text.or(self.rule.take()),
             Part::Outputs if *answer != Value::Undefined => {
-                self.outputs = Some(value::write(answer));
+                self.outputs = Some(value::to_json(answer));
             }
             Part::Outputs => {}
         }
@@ -141,67 +141,66 @@ impl Decision {
             Value::String(text) => Self::from_action(text, DecisionDetails::default()),
             Value::Object(_) => Self::read_object(answer),
             Value::Null | Value::Number(_) | Value::Array(_) | Value::Set(_) => {
-                shape("it is not a boolean, string or object")
+                invalid_shape("it is not a boolean, string or object")
             }
         }
     }
 
     fn read_object(answer: &Value) -> Self {
         let get = |key: &str| &answer[key];
-        let mut said = DecisionDetails::default();
+        let mut details = DecisionDetails::default();
         for (part, names) in Part::ALL {
             let found = names.iter().map(|name| get(name));
             let found = found.into_iter().find(|found| **found != Value::Undefined);
-            said.set_part(part, found.unwrap_or(&Value::Undefined));
+            details.set_part(part, found.unwrap_or(&Value::Undefined));
         }
-        said.metadata = metadata(get("metadata"));
+        details.metadata = metadata(get("metadata"));
         let mut actions = ["action", "decision"].into_iter().map(get);
         let action = actions.find(|action| **action != Value::Undefined);
         // `allow: false` together with `action: "allow"` is a contradiction.
         match (action, get("allow")) {
             (Some(Value::String(action)), Value::Undefined | Value::Bool(true)) => {
-                Self::from_action(action, said)
+                Self::from_action(action, details)
             }
             (Some(Value::String(action)), Value::Bool(false)) => {
-                match Self::from_action(action, said) {
+                match Self::from_action(action, details) {
                     Decision::Allow(_) | Decision::Modify { .. } => {
-                        shape("its action allows and its 'allow' is false")
+                        invalid_shape("its action allows and its 'allow' is false")
                     }
                     other => other,
                 }
             }
             (Some(Value::Bool(true)), Value::Undefined) | (None, Value::Bool(true)) => {
-                Decision::Allow(said)
+                Decision::Allow(details)
             }
             (Some(Value::Bool(false)), Value::Undefined) | (None, Value::Bool(false)) => {
-                Decision::Deny(said)
+                Decision::Deny(details)
             }
-            (None, Value::Undefined) => shape("it has neither action nor decision nor allow"),
-            _ => shape("its action, decision or allow is neither a string nor a boolean"),
+            (None, Value::Undefined) => {
+                invalid_shape("it has neither action nor decision nor allow")
+            }
+            _ => invalid_shape("its action, decision or allow is neither a string nor a boolean"),
         }
     }
 
-    fn from_action(action: &str, said: DecisionDetails) -> Self {
+    fn from_action(action: &str, details: DecisionDetails) -> Self {
         match Action::parse(action) {
-            Some(Action::Allow) => Decision::Allow(said),
-            Some(Action::Deny) => Decision::Deny(said),
-            Some(Action::Ask) => Decision::Ask(said),
+            Some(Action::Allow) => Decision::Allow(details),
+            Some(Action::Deny) => Decision::Deny(details),
+            Some(Action::Ask) => Decision::Ask(details),
             Some(Action::Modify) => Decision::Modify {
                 outputs: serde_json::Value::Null,
-                details: said,
+                details,
             },
-            None => shape(&format!("'{action}' is not an action")),
+            None => invalid_shape(&format!("'{action}' is not an action")),
         }
         .with_outputs()
     }
 
     /// Moves the outputs from the details to [`Decision::Modify`].
     fn with_outputs(mut self) -> Self {
-        if let Decision::Modify {
-            outputs,
-            details: said,
-        } = &mut self
-            && let Some(found) = said.outputs.take()
+        if let Decision::Modify { outputs, details } = &mut self
+            && let Some(found) = details.outputs.take()
         {
             *outputs = found;
         }
@@ -220,10 +219,10 @@ impl Decision {
 
     fn details(&self) -> Option<&DecisionDetails> {
         match self {
-            Decision::Allow(said)
-            | Decision::Deny(said)
-            | Decision::Ask(said)
-            | Decision::Modify { details: said, .. } => Some(said),
+            Decision::Allow(details)
+            | Decision::Deny(details)
+            | Decision::Ask(details)
+            | Decision::Modify { details, .. } => Some(details),
             Decision::Undefined | Decision::Failed(_) => None,
         }
     }
@@ -238,32 +237,32 @@ impl Decision {
 
     /// Adds the values of the rules for details.
     pub(super) fn with_parts(mut self, parts: impl Iterator<Item = (Part, Value)>) -> Self {
-        if let Decision::Allow(said)
-        | Decision::Deny(said)
-        | Decision::Ask(said)
-        | Decision::Modify { details: said, .. } = &mut self
+        if let Decision::Allow(details)
+        | Decision::Deny(details)
+        | Decision::Ask(details)
+        | Decision::Modify { details, .. } = &mut self
         {
-            parts.for_each(|(part, answer)| said.set_part(part, &answer));
+            parts.for_each(|(part, answer)| details.set_part(part, &answer));
         }
         self.with_outputs()
     }
 }
 
 fn metadata(found: &Value) -> Option<serde_json::Map<String, serde_json::Value>> {
-    let serde_json::Value::Object(fields) = value::write(found) else {
+    let serde_json::Value::Object(fields) = value::to_json(found) else {
         return None;
     };
     let text = serde_json::to_string(&fields).ok()?;
     (text.len() <= MAX_METADATA_LEN).then_some(fields)
 }
 
-fn shape(what: &str) -> Decision {
-    Decision::Failed(EvaluationError::Shape(clean(what)))
+fn invalid_shape(what: &str) -> Decision {
+    Decision::Failed(EvaluationError::Shape(sanitise(what)))
 }
 
 /// Sanitises text for messages: one line of limited length, without control characters and
 /// characters that change the direction of text.
-pub(super) fn clean(text: &str) -> String {
+pub(super) fn sanitise(text: &str) -> String {
     let invisible = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     let visible = text.chars().filter(|c| !invisible(*c)).take(MAX_TEXT_LEN);
     let line: String = visible

@@ -71,7 +71,7 @@ impl Entry {
     }
 
     /// The rule that decides, and the rule for outputs, if there is one.
-    pub(super) fn deciding(&self) -> Vec<&str> {
+    pub(super) fn deciding_rules(&self) -> Vec<&str> {
         let outputs = self
             .details
             .iter()

@@ -47,7 +47,7 @@ pub(super) fn read(
             .add_policy(module.name.clone(), module.text.clone())
             .map_err(|error| policy_error(&error.to_string()))?;
         let lines = module.text.lines().zip(1..);
-        for (name, line) in lines.filter_map(|(text, line)| Some((name_in(text)?, line))) {
+        for (name, line) in lines.filter_map(|(text, line)| Some((rule_name_in(text)?, line))) {
             let is_rule = engine.has_declared_rule_rooted_at(&module.name, name);
             if is_rule.unwrap_or(false) {
                 heads.push(Head {
@@ -59,17 +59,17 @@ pub(super) fn read(
             }
         }
     }
-    let data = super::value::read(data)
+    let data = super::value::from_json(data)
         .ok_or_else(|| BundleError::Data("it is nested too deeply".to_owned()))?;
     engine
         .add_data(data)
-        .map_err(|error| BundleError::Data(decision::clean(&error.to_string())))?;
+        .map_err(|error| BundleError::Data(decision::sanitise(&error.to_string())))?;
     engine.set_strict_builtin_errors(true);
     Ok((engine, heads))
 }
 
 /// The name at the start of a line, if a rule of that name could be declared there.
-fn name_in(line: &str) -> Option<&str> {
+fn rule_name_in(line: &str) -> Option<&str> {
     let line = line.strip_prefix("default ").unwrap_or(line);
     let end = line.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let (name, rest) = line.split_at_checked(end.unwrap_or(line.len()))?;

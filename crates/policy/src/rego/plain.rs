@@ -1,8 +1,8 @@
 //! Detects plain policies: those in the subset of Rego that machine and interpreter evaluate alike
 //! as long as no error occurs.
 //!
-//! The subset is a list of constructs that are known to be equal, from reading the code of both.
-//! All others are not plain, and every decision of such a policy that is not a refusal is
+//! The subset is a list of constructs for which a review of the code of both has shown the same
+//! results. All others are not plain, and every decision of such a policy that is not a refusal is
 //! confirmed by the interpreter. These are excluded because the machine evaluates them differently:
 //!
 //! - `else`: ignored after a loop;
@@ -30,7 +30,7 @@ use super::{calls, watch};
 /// Whether all rules of `policy` that the rules `deciding` of `program` call are plain. The first
 /// of `deciding` is the rule that decides.
 pub(super) fn is_plain(policy: &CompiledPolicy, program: &Program, deciding: &[&str]) -> bool {
-    let reached = calls::reach(program, deciding);
+    let reached = calls::find_reachable_rules(program, deciding);
     let mut needed = calls::instructions(program)
         .filter(|(rule, _)| rule.is_none_or(|rule| reached.contains(&rule)));
     needed.all(|(_, instruction)| is_watched(program, *instruction))
@@ -205,7 +205,7 @@ impl<'a> PolicyNames<'a> {
             has_loop: false,
         };
         let has_plain_body = match bodies.as_slice() {
-            [] => body.parameters(head),
+            [] => body.declare_parameters(head),
             [
                 RuleBody {
                     assign: None,
@@ -214,7 +214,7 @@ impl<'a> PolicyNames<'a> {
                     ..
                 },
             ] => {
-                body.parameters(head)
+                body.declare_parameters(head)
                     && body.declare_all(&query.stmts)
                     && query.stmts.iter().all(|one| body.is_plain_statement(one))
             }
@@ -261,7 +261,7 @@ impl<'a> Body<'a> {
         is_free && name != "_" && self.locals.insert(name)
     }
 
-    fn parameters(&mut self, head: &'a RuleHead) -> bool {
+    fn declare_parameters(&mut self, head: &'a RuleHead) -> bool {
         match head {
             RuleHead::Func { args, .. } => {
                 (1..=8).contains(&args.len()) && args.iter().all(|arg| self.declare(arg))
@@ -327,8 +327,9 @@ impl<'a> Body<'a> {
                 ..
             } => self.is_plain(value) && self.is_plain(collection),
             Expr::Call { fcn, params, .. } => {
-                let takes = path(fcn).and_then(|name| self.parameters_of(&name));
-                takes == Some(params.len()) && params.iter().all(|param| self.is_plain(param))
+                let parameter_count = path(fcn).and_then(|name| self.parameters_of(&name));
+                parameter_count == Some(params.len())
+                    && params.iter().all(|param| self.is_plain(param))
             }
             _ => false,
         }

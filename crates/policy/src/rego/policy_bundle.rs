@@ -18,13 +18,13 @@ const QUICK_BUDGET: Budget = Budget {
 #[derive(Debug)]
 pub struct PolicyBundle {
     bundle: Bundle,
-    terms: BundleTerms,
+    settings: EvaluationSettings,
     failures: AtomicU64,
 }
 
 /// The settings of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BundleTerms {
+pub struct EvaluationSettings {
     /// The limits of one evaluation.
     pub budget: Budget,
     /// Whether the bundle's decisions are enforced; otherwise they are only logged.
@@ -53,10 +53,10 @@ pub enum BundleOutcome {
 
 impl PolicyBundle {
     /// A bundle with its settings.
-    pub fn new(bundle: Bundle, terms: BundleTerms) -> Self {
+    pub fn new(bundle: Bundle, settings: EvaluationSettings) -> Self {
         Self {
             bundle,
-            terms,
+            settings,
             failures: AtomicU64::new(0),
         }
     }
@@ -73,7 +73,7 @@ impl PolicyBundle {
 
     /// Whether the bundle's decisions are enforced, except for failures with `fail_open`.
     pub fn is_enforced(&self) -> bool {
-        self.terms.is_enforced
+        self.settings.is_enforced
     }
 
     /// Evaluates with a small budget, for async threads. None if that is not enough; the caller
@@ -90,7 +90,7 @@ impl PolicyBundle {
 
     /// Evaluates with the configured budget, and blocks for that time.
     pub fn decide_blocking(&self, input: &serde_json::Value) -> Decision {
-        self.bundle.decide(input, self.terms.budget)
+        self.bundle.decide(input, self.settings.budget)
     }
 
     /// The outcome of a decision.
@@ -98,15 +98,11 @@ impl PolicyBundle {
         let deny = |reason: Reason| Denial::new(reason, self.rule_name());
         match decision {
             Decision::Allow(_) => BundleOutcome::Pass,
-            Decision::Modify {
-                outputs,
-                details: said,
-            } => BundleOutcome::Change {
-                outputs,
-                details: said,
-            },
-            Decision::Ask(said) => BundleOutcome::Ask(said),
-            Decision::Deny(said) => BundleOutcome::Deny(said.apply_to(deny(Reason::RegoDenied))),
+            Decision::Modify { outputs, details } => BundleOutcome::Change { outputs, details },
+            Decision::Ask(details) => BundleOutcome::Ask(details),
+            Decision::Deny(details) => {
+                BundleOutcome::Deny(details.apply_to(deny(Reason::RegoDenied)))
+            }
             Decision::Undefined => {
                 let evidence = format!("{} is undefined for this input", self.bundle.rule());
                 BundleOutcome::Deny(deny(Reason::RegoDenied).with_evidence(evidence))
@@ -119,9 +115,9 @@ impl PolicyBundle {
 
     /// Whether an outcome of this bundle is enforced; `refusal` is none if the outcome is not a
     /// refusal. False for a bundle that only logs, and for a failure with `fail_open`.
-    pub fn decides(&self, refusal: Option<&Denial>) -> bool {
+    pub fn is_outcome_enforced(&self, refusal: Option<&Denial>) -> bool {
         let failed = refusal.is_some_and(|denial| denial.reason == Reason::RegoError);
-        self.terms.is_enforced && !(failed && self.terms.fail_open)
+        self.settings.is_enforced && !(failed && self.settings.fail_open)
     }
 
     /// Counts a failure. Returns the count if it should be logged (powers of two), because an

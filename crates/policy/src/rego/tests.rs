@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const TIME: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 fn module(text: &str) -> Module {
     Module {
@@ -18,7 +18,9 @@ fn compile(text: &str) -> Result<Bundle, BundleError> {
 #[track_caller]
 fn decide(text: &str, input: Value) -> Decision {
     let bundle = compile(&format!("package http.authz\n{text}"));
-    bundle.unwrap().decide(&input, Budget::of(TIME))
+    bundle
+        .unwrap()
+        .decide(&input, Budget::with_time_limit(TIME_LIMIT))
 }
 
 fn details(message: Option<&str>, rule: Option<&str>) -> DecisionDetails {
@@ -123,11 +125,17 @@ fn entrypoint_can_be_a_rule() {
     let bundle = Bundle::compile("b", "http/authz/verdict", &[module(text)], &json!({})).unwrap();
     assert_eq!(bundle.rule(), "data.http.authz.verdict");
     assert_eq!(
-        bundle.decide(&json!({"method": "GET"}), Budget::of(TIME)),
+        bundle.decide(
+            &json!({"method": "GET"}),
+            Budget::with_time_limit(TIME_LIMIT)
+        ),
         Decision::Allow(DecisionDetails::default())
     );
     assert_eq!(
-        bundle.decide(&json!({"method": "PUT"}), Budget::of(TIME)),
+        bundle.decide(
+            &json!({"method": "PUT"}),
+            Budget::with_time_limit(TIME_LIMIT)
+        ),
         Decision::Undefined
     );
 }
@@ -146,7 +154,8 @@ fn data_and_several_files_work_together() {
     ];
     let data = json!({"hosts": ["a.example", "b.example"]});
     let bundle = Bundle::compile("b", "http/authz", &modules, &data).unwrap();
-    let decide = |host: &str| bundle.decide(&json!({"host": host}), Budget::of(TIME));
+    let decide =
+        |host: &str| bundle.decide(&json!({"host": host}), Budget::with_time_limit(TIME_LIMIT));
     assert_eq!(
         decide("b.example"),
         Decision::Allow(DecisionDetails::default())
@@ -167,7 +176,7 @@ fn invalid_policy_is_rejected_with_location() {
     assert!(error.to_string().starts_with("policy.rego:3:13: "));
     assert!(!error.to_string().contains('\n'));
 
-    for (policy, place, says) in [
+    for (policy, place, expected) in [
         (
             "default allow := true\nallow := false if http.send({\"url\": input.u}).status_code != 200",
             "policy.rego:3:",
@@ -211,7 +220,7 @@ fn invalid_policy_is_rejected_with_location() {
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with(place) && error.contains(says),
+            error.starts_with(place) && error.contains(expected),
             "{policy}: {error}"
         );
     }
@@ -250,7 +259,7 @@ fn entrypoint_that_is_a_function_never_allows() {
     match compile(text) {
         Err(_) => {}
         Ok(bundle) => {
-            let decided = bundle.decide(&json!({}), Budget::of(TIME));
+            let decided = bundle.decide(&json!({}), Budget::with_time_limit(TIME_LIMIT));
             assert!(!matches!(decided, Decision::Allow(_)), "{decided:?}");
         }
     }
@@ -375,7 +384,8 @@ fn call_depth_of_rules_is_limited() {
     let deep = compile(&chain(15)).unwrap();
     // Half of the smallest stack of the gate's threads.
     let thread = std::thread::Builder::new().stack_size(1024 * 1024);
-    let decided = thread.spawn(move || deep.decide(&json!({"x": true}), Budget::of(TIME)));
+    let decided =
+        thread.spawn(move || deep.decide(&json!({"x": true}), Budget::with_time_limit(TIME_LIMIT)));
     assert_eq!(
         decided.unwrap().join().unwrap(),
         Decision::Allow(DecisionDetails::default())
@@ -436,10 +446,10 @@ fn policy_message_is_one_line_of_limited_length() {
         policy,
         json!({"text": format!("a\r\nb\u{1b}[31m\u{202e}c {}", "x".repeat(5000))}),
     );
-    let Decision::Deny(said) = decided else {
+    let Decision::Deny(details) = decided else {
         panic!("{decided:?}");
     };
-    let message = said.message.unwrap();
+    let message = details.message.unwrap();
     assert!(message.starts_with("a  b [31mc xxx"), "{message}");
     assert_eq!(message.chars().count(), 400);
 }
@@ -464,7 +474,7 @@ fn json_round_trips_through_values() {
         "texts": ["", "a\u{0}b", "\u{1f980}", "\"\\"],
         "rest": [null, true, false, {}, [], {"": {"a": [[]]}}],
     });
-    let through = value::write(&value::read(&input).unwrap());
+    let through = value::to_json(&value::from_json(&input).unwrap());
     assert_eq!(through, input);
 }
 
@@ -483,7 +493,8 @@ fn policy_with_too_many_brackets_is_rejected() {
         let deep = text(6);
         let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
         let decided = thread.spawn(move || {
-            compile(&deep).map(|bundle| drop(bundle.decide(&json!({}), Budget::of(TIME))))
+            compile(&deep)
+                .map(|bundle| drop(bundle.decide(&json!({}), Budget::with_time_limit(TIME_LIMIT))))
         });
         decided.unwrap().join().unwrap().unwrap();
     }
@@ -546,7 +557,7 @@ reason := sprintf("%s and %d", [input.path, input.port])
         #[test]
         fn arbitrary_input_never_panics(input in any_json()) {
             let bundle = compile(BUSY).unwrap();
-            let decided = bundle.decide(&input, Budget::of(TIME));
+            let decided = bundle.decide(&input, Budget::with_time_limit(TIME_LIMIT));
             prop_assert_ne!(
                 decided,
                 Decision::Failed(EvaluationError::Error("the evaluation panicked".to_owned()))
@@ -556,7 +567,7 @@ reason := sprintf("%s and %d", [input.path, input.port])
         #[test]
         fn arbitrary_result_is_allowed_only_if_it_allows(input in any_json()) {
             let bundle = compile("package http.authz\ndecision := input").unwrap();
-            let decided = bundle.decide(&input, Budget::of(TIME));
+            let decided = bundle.decide(&input, Budget::with_time_limit(TIME_LIMIT));
             let word = |key: &str| input.get(key).cloned();
             if matches!(decided, Decision::Allow(_)) {
                 prop_assert!(

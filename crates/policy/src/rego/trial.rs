@@ -106,7 +106,7 @@ pub fn explain(
     limit: Duration,
 ) -> Result<Vec<RuleExplanation>, BundleError> {
     let (mut engine, heads) = heads::read(modules, data)?;
-    let input = value::read(input)
+    let input = value::from_json(input)
         .ok_or_else(|| BundleError::Data("the input is nested too deeply".to_owned()))?;
     engine.set_input(input);
     let mut places: BTreeMap<String, Vec<&Head>> = BTreeMap::new();
@@ -119,7 +119,7 @@ pub fn explain(
     let explained = places.into_iter().map(|(rule, heads)| {
         let value = match evaluate(&mut engine.clone(), &rule, limit) {
             Ok(Value::Undefined) => RuleValue::Undefined,
-            Ok(value) => RuleValue::Value(value::write(&value)),
+            Ok(value) => RuleValue::Value(value::to_json(&value)),
             Err(error) => RuleValue::Error(error),
         };
         RuleExplanation {

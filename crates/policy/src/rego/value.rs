@@ -8,12 +8,12 @@ use regorus::Value;
 const MAX_DEPTH: usize = 128;
 
 /// Converts JSON to a value. None if it is nested too deeply.
-pub(super) fn read(json: &serde_json::Value) -> Option<Value> {
+pub(super) fn from_json(json: &serde_json::Value) -> Option<Value> {
     convert(json, MAX_DEPTH)
 }
 
-fn convert(json: &serde_json::Value, left: usize) -> Option<Value> {
-    let left = left.checked_sub(1)?;
+fn convert(json: &serde_json::Value, remaining_depth: usize) -> Option<Value> {
+    let remaining_depth = remaining_depth.checked_sub(1)?;
     Some(match json {
         serde_json::Value::Null => Value::Null,
         serde_json::Value::Bool(one) => Value::Bool(*one),
@@ -28,13 +28,16 @@ fn convert(json: &serde_json::Value, left: usize) -> Option<Value> {
         }
         serde_json::Value::String(text) => Value::from(text.as_str()),
         serde_json::Value::Array(items) => {
-            let items: Option<Vec<_>> = items.iter().map(|item| convert(item, left)).collect();
+            let items: Option<Vec<_>> = items
+                .iter()
+                .map(|item| convert(item, remaining_depth))
+                .collect();
             Value::from(items?)
         }
         serde_json::Value::Object(fields) => {
-            let fields = fields
-                .iter()
-                .map(|(key, field)| Some((Value::from(key.as_str()), convert(field, left)?)));
+            let fields = fields.iter().map(|(key, field)| {
+                Some((Value::from(key.as_str()), convert(field, remaining_depth)?))
+            });
             let fields: Option<BTreeMap<_, _>> = fields.collect();
             Value::from(fields?)
         }
@@ -43,24 +46,28 @@ fn convert(json: &serde_json::Value, left: usize) -> Option<Value> {
 
 /// Whether a result is nested no deeper than an input may be.
 pub(super) fn is_shallow(value: &Value) -> bool {
-    fits(value, MAX_DEPTH)
+    is_within_depth(value, MAX_DEPTH)
 }
 
-fn fits(value: &Value, left: usize) -> bool {
-    let Some(left) = left.checked_sub(1) else {
+fn is_within_depth(value: &Value, remaining_depth: usize) -> bool {
+    let Some(remaining_depth) = remaining_depth.checked_sub(1) else {
         return false;
     };
     match value {
-        Value::Array(items) => items.iter().all(|item| fits(item, left)),
-        Value::Set(items) => items.iter().all(|item| fits(item, left)),
-        Value::Object(fields) => fields
+        Value::Array(items) => items
             .iter()
-            .all(|(key, field)| fits(key, left) && fits(field, left)),
+            .all(|item| is_within_depth(item, remaining_depth)),
+        Value::Set(items) => items
+            .iter()
+            .all(|item| is_within_depth(item, remaining_depth)),
+        Value::Object(fields) => fields.iter().all(|(key, field)| {
+            is_within_depth(key, remaining_depth) && is_within_depth(field, remaining_depth)
+        }),
         _ => true,
     }
 }
 
 /// Converts a value to JSON. A set becomes a list.
-pub(super) fn write(value: &Value) -> serde_json::Value {
+pub(super) fn to_json(value: &Value) -> serde_json::Value {
     serde_json::to_value(value).unwrap_or_default()
 }

@@ -24,20 +24,20 @@ use regorus::unstable::{ArithOp, BUILTINS, BoolOp, BuiltinFcn, comparison, numbe
 
 thread_local! {
     /// Whether an error occurred in the current run on this thread.
-    static FAULT: Cell<bool> = const { Cell::new(false) };
+    static ERROR_OCCURRED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Calls `run`, and returns its result and whether no error was recorded.
 pub(super) fn run<T>(run: impl FnOnce() -> T) -> (T, bool) {
-    FAULT.set(false);
+    ERROR_OCCURRED.set(false);
     let answer = run();
-    (answer, !FAULT.get())
+    (answer, !ERROR_OCCURRED.get())
 }
 
 /// Records the error of `answer`, if it is one, and returns it.
 fn record<T, E>(answer: Result<T, E>) -> Result<T, E> {
     if answer.is_err() {
-        FAULT.set(true);
+        ERROR_OCCURRED.set(true);
     }
     answer
 }
@@ -55,7 +55,7 @@ enum OperationError {
 /// one wrapper could not know which built-in to call.
 macro_rules! watched {
     ($($name:literal)*) => {
-        fn watched(name: &str) -> Option<BuiltinFcn> {
+        fn wrapper(name: &str) -> Option<BuiltinFcn> {
             match name {
                 $($name => {
                     static OWN: LazyLock<Option<BuiltinFcn>> =
@@ -95,7 +95,7 @@ watched! {
 
 /// The number of arguments of the built-in `name`, if it has a wrapper.
 pub(super) fn arity(name: &str) -> Option<usize> {
-    watched(name).map(|(_, arity)| usize::from(arity))
+    wrapper(name).map(|(_, arity)| usize::from(arity))
 }
 
 /// Operations of the machine whose errors it does not report.
@@ -116,7 +116,7 @@ enum Operation {
 
 impl Operation {
     /// The operation of an instruction, with its destination and operand registers.
-    fn of(instruction: Instruction) -> Option<(Self, u8, [u8; 2])> {
+    fn from_instruction(instruction: Instruction) -> Option<(Self, u8, [u8; 2])> {
         Some(match instruction {
             Instruction::Add { dest, left, right } => (Self::Add, dest, [left, right]),
             Instruction::Sub { dest, left, right } => (Self::Sub, dest, [left, right]),
@@ -153,8 +153,8 @@ impl Operation {
                 }
             };
         }
-        // The machine does not order values of different types, the interpreter does. The stricter
-        // of the two counts, as without instrumentation.
+        // The machine does not order values of different types, the interpreter does. The
+        // instrumented program fails, as the stricter of the two does.
         macro_rules! order {
             ($operation:expr) => {
                 |_, _, args, _| match args {
@@ -179,7 +179,7 @@ impl Operation {
             Self::Collection => (
                 |_, _, args, _| {
                     if !matches!(args, [Value::Array(_) | Value::Object(_) | Value::Set(_)]) {
-                        FAULT.set(true);
+                        ERROR_OCCURRED.set(true);
                     }
                     Ok(Value::Bool(true))
                 },
@@ -190,12 +190,12 @@ impl Operation {
 }
 
 /// The instrumented program. None if it would exceed a limit of the machine.
-pub(super) fn program(plain: &Program) -> Option<Program> {
+pub(super) fn instrument(plain: &Program) -> Option<Program> {
     let mut program = plain.clone();
     let own = program.builtin_info_table.iter();
     // Built-ins without a wrapper are only used for details of the decision.
     for (built_in, function) in own.zip(&mut program.resolved_builtins) {
-        *function = watched(&built_in.name).unwrap_or(*function);
+        *function = wrapper(&built_in.name).unwrap_or(*function);
     }
 
     let mut writer = Writer {
@@ -235,10 +235,12 @@ pub(super) fn program(plain: &Program) -> Option<Program> {
     Some(program)
 }
 
+/// The instrumented program under construction.
 struct Writer<'a> {
     program: &'a mut Program,
     written: Vec<Instruction>,
     spans: Vec<Option<regorus::rvm::program::SpanInfo>>,
+    /// The index of each operation that was added to the built-ins.
     known: Vec<(Operation, u16)>,
 }
 
@@ -248,8 +250,8 @@ impl Writer<'_> {
         instruction: Instruction,
         next: Option<Instruction>,
     ) -> Option<Vec<Instruction>> {
-        if let Some((operation, dest, of)) = Operation::of(instruction) {
-            return Some(vec![self.call(operation, dest, &of)?]);
+        if let Some((operation, dest, operands)) = Operation::from_instruction(instruction) {
+            return Some(vec![self.call(operation, dest, &operands)?]);
         }
         Some(match instruction {
             Instruction::LoopStart { params_index } => {
@@ -284,11 +286,11 @@ impl Writer<'_> {
         })
     }
 
-    fn call(&mut self, operation: Operation, dest: u8, of: &[u8]) -> Option<Instruction> {
-        let builtin_index = self.index(operation)?;
+    fn call(&mut self, operation: Operation, dest: u8, operands: &[u8]) -> Option<Instruction> {
+        let builtin_index = self.operation_index(operation)?;
         let mut args = [0; 8];
         args.iter_mut()
-            .zip(of)
+            .zip(operands)
             .for_each(|(slot, register)| *slot = *register);
         let calls = &self.program.instruction_data.builtin_call_params;
         if calls.len() >= usize::from(u16::MAX) {
@@ -297,14 +299,14 @@ impl Writer<'_> {
         let params_index = self.program.add_builtin_call_params(BuiltinCallParams {
             dest,
             builtin_index,
-            num_args: u8::try_from(of.len()).ok()?,
+            num_args: u8::try_from(operands.len()).ok()?,
             args,
         });
         Some(Instruction::BuiltinCall { params_index })
     }
 
     /// The index of the operation among the program's built-ins.
-    fn index(&mut self, operation: Operation) -> Option<u16> {
+    fn operation_index(&mut self, operation: Operation) -> Option<u16> {
         if let Some((_, index)) = self.known.iter().find(|(known, _)| *known == operation) {
             return Some(*index);
         }

@@ -11,35 +11,52 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 fn main() {
-    // The program's own name need not be UTF-8.
+    // The path of this program, which is skipped, need not be UTF-8.
     let words = std::env::args_os().skip(1);
     let words: Vec<String> = words.filter_map(|word| word.into_string().ok()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["forbidden"] => forbidden(),
-        ["connect", address] => println!("{}", talk(address).unwrap_or_else(|e| e.to_string())),
+        ["connect", address] => println!(
+            "{}",
+            connect_and_read(address).unwrap_or_else(|e| e.to_string())
+        ),
         ["query", address] => println!("{}", query(address).unwrap_or_else(|e| e.to_string())),
         ["serve", address] => println!("{}", serve(address).unwrap_or_else(|e| e.to_string())),
         ["echo", address] => echo(address).unwrap_or_else(|e| println!("{e}")),
-        ["deaf", address] => deaf(address).unwrap_or_else(|e| println!("{e}")),
+        ["listen-without-accept", address] => {
+            listen_without_accept(address).unwrap_or_else(|e| println!("{e}"));
+        }
         ["reach", path] => println!("{}", describe(UnixStream::connect(path).map(drop))),
         ["reach-own", path] => println!("{}", describe(reach_own(path))),
         ["reach-abstract", name] => println!("{}", describe(abstract_socket(name, false))),
-        ["keep-abstract", name] => println!("{}", describe(abstract_socket(name, true))),
+        ["listen-abstract", name] => println!("{}", describe(abstract_socket(name, true))),
         ["accept", address] => println!("{}", describe(accept(address))),
         ["send", address] => println!("{}", describe(send(address))),
-        ["fork", count] => println!("{}", multiply(count.parse().unwrap_or(0))),
-        ["eat", megabytes] => println!("{}", eat(megabytes.parse().unwrap_or(0))),
-        ["hoard", path] => println!("{}", describe(hoard(path, true))),
-        ["hoard-hidden", path] => println!("{}", describe(hoard(path, false))),
-        ["share", address, rest @ ..] => println!("{}", describe(share(address, rest))),
-        ["become", address, rest @ ..] => println!("{}", describe(become_other(address, rest))),
-        ["apart", address] => println!("{}", describe(apart(address))),
-        ["crowd", address, count] => {
-            println!("{}", describe(crowd(address, count.parse().unwrap_or(0))));
+        ["fork", count] => println!("{}", fork_repeatedly(count.parse().unwrap_or(0))),
+        ["allocate", megabytes] => println!("{}", allocate(megabytes.parse().unwrap_or(0))),
+        ["fill-deleted-file", path] => println!("{}", describe(fill_deleted_file(path, true))),
+        ["fill-deleted-file-undumpable", path] => {
+            println!("{}", describe(fill_deleted_file(path, false)));
+        }
+        ["connect-and-spawn", address, rest @ ..] => {
+            println!("{}", describe(connect_and_spawn(address, rest)));
+        }
+        ["connect-and-exec", address, rest @ ..] => {
+            println!("{}", describe(connect_and_exec(address, rest)));
+        }
+        ["connect-in-thread", address] => println!("{}", describe(connect_in_thread(address))),
+        ["connect-with-many-descriptors", address, count] => {
+            println!(
+                "{}",
+                describe(connect_with_many_descriptors(
+                    address,
+                    count.parse().unwrap_or(0)
+                ))
+            );
         }
         ["wait"] => wait(),
-        _ => println!("what?"),
+        _ => println!("unknown command"),
     }
 }
 
@@ -47,13 +64,13 @@ fn describe(result: std::io::Result<()>) -> String {
     errno(result.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0))
 }
 
-/// Connects to its own socket.
+/// Listens on a Unix socket and connects to it.
 fn reach_own(path: &str) -> std::io::Result<()> {
     let _listener = UnixListener::bind(path)?;
     UnixStream::connect(path).map(drop)
 }
 
-/// Connects to an abstract socket, or listens there until killed.
+/// Connects to an abstract socket or, with `keep`, listens on it until killed.
 fn abstract_socket(name: &str, keep: bool) -> std::io::Result<()> {
     let address = SocketAddr::from_abstract_name(name)?;
     if !keep {
@@ -83,8 +100,8 @@ fn send(address: &str) -> std::io::Result<()> {
     UdpSocket::bind(any)?.send_to(b"out", address).map(drop)
 }
 
-/// Connects, reads to the end.
-fn talk(address: &str) -> std::io::Result<String> {
+/// Connects and reads until the peer closes.
+fn connect_and_read(address: &str) -> std::io::Result<String> {
     let mut text = String::new();
     TcpStream::connect(address)?.read_to_string(&mut text)?;
     Ok(text)
@@ -101,7 +118,7 @@ fn query(address: &str) -> std::io::Result<String> {
     socket.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
     // Connected: the kernel drops answers from any other address.
     socket.connect(address)?;
-    socket.send(b"who?")?;
+    socket.send(b"query")?;
     let mut answer = [0; 512];
     let length = socket.recv(&mut answer)?;
     Ok(String::from_utf8_lossy(answer.get(..length).unwrap_or_default()).into_owned())
@@ -126,7 +143,7 @@ fn echo(address: &str) -> std::io::Result<()> {
 }
 
 /// Listens with the shortest backlog and accepts no connection.
-fn deaf(address: &str) -> std::io::Result<()> {
+fn listen_without_accept(address: &str) -> std::io::Result<()> {
     let listener = TcpListener::bind(address)?;
     // SAFETY: shortens the queue of a socket that outlives the call.
     unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&listener), 0) };
@@ -136,9 +153,9 @@ fn deaf(address: &str) -> std::io::Result<()> {
 }
 
 /// Forks until it fails; prints the number of forks.
-fn multiply(most: u32) -> u32 {
+fn fork_repeatedly(max_forks: u32) -> u32 {
     let mut children = 0;
-    for _ in 0..most {
+    for _ in 0..max_forks {
         // SAFETY: the child only waits to be killed.
         match unsafe { libc::fork() } {
             -1 => break,
@@ -153,27 +170,27 @@ fn multiply(most: u32) -> u32 {
 }
 
 /// Allocates and touches memory; prints the number of megabytes.
-fn eat(megabytes: usize) -> usize {
-    let mut eaten = Vec::new();
+fn allocate(megabytes: usize) -> usize {
+    let mut blocks = Vec::new();
     for _ in 0..megabytes {
-        let mut bite: Vec<u8> = Vec::new();
-        if bite.try_reserve_exact(1 << 20).is_err() {
+        let mut block_bytes: Vec<u8> = Vec::new();
+        if block_bytes.try_reserve_exact(1 << 20).is_err() {
             break;
         }
-        bite.resize(1 << 20, 7);
-        eaten.push(bite);
+        block_bytes.resize(1 << 20, 7);
+        blocks.push(block_bytes);
     }
-    eaten.len()
+    blocks.len()
 }
 
 /// Writes to a deleted file that only one thread has open, as a dumpable or undumpable process.
-fn hoard(path: &str, dumpable: bool) -> std::io::Result<()> {
+fn fill_deleted_file(path: &str, dumpable: bool) -> std::io::Result<()> {
     let dumpable = libc::c_int::from(dumpable);
-    // SAFETY: plain numbers.
+    // SAFETY: takes no pointers.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, dumpable, 0, 0, 0) };
     let path = path.to_owned();
     let thread = std::thread::spawn(move || {
-        // SAFETY: a number; the thread's descriptors become its own.
+        // SAFETY: takes no pointers; the thread gets its own descriptor table.
         unsafe { libc::unshare(libc::CLONE_FILES) };
         let mut file = std::fs::File::create(&path)?;
         std::fs::remove_file(&path)?;
@@ -186,7 +203,7 @@ fn hoard(path: &str, dumpable: bool) -> std::io::Result<()> {
     });
     thread
         .join()
-        .unwrap_or_else(|_| Err(Error::other("it died")))
+        .unwrap_or_else(|_| Err(Error::other("the thread panicked")))
 }
 
 fn wait() -> ! {
@@ -195,8 +212,8 @@ fn wait() -> ! {
     }
 }
 
-/// Connects with a socket that started programs inherit.
-fn connect_openly(address: &str) -> std::io::Result<TcpStream> {
+/// Connects with a socket that is not close-on-exec, so that executed programs inherit it.
+fn connect_inheritable(address: &str) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     // SAFETY: changes a flag of a descriptor that outlives the call.
     unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&stream), libc::F_SETFD, 0) };
@@ -210,40 +227,40 @@ fn command(words: &[&str]) -> std::process::Command {
 }
 
 /// Connects, and starts another program that holds the connection too.
-fn share(address: &str, other: &[&str]) -> std::io::Result<()> {
-    let _stream = connect_openly(address)?;
+fn connect_and_spawn(address: &str, other: &[&str]) -> std::io::Result<()> {
+    let _stream = connect_inheritable(address)?;
     command(other).spawn()?.wait()?;
     wait()
 }
 
 /// Connects, and executes another program.
-fn become_other(address: &str, other: &[&str]) -> std::io::Result<()> {
-    let _stream = connect_openly(address)?;
+fn connect_and_exec(address: &str, other: &[&str]) -> std::io::Result<()> {
+    let _stream = connect_inheritable(address)?;
     Err(std::os::unix::process::CommandExt::exec(&mut command(
         other,
     )))
 }
 
-/// Connects in a thread with its own descriptor table.
-fn apart(address: &str) -> std::io::Result<()> {
+/// Connects in a thread that has its own descriptor table.
+fn connect_in_thread(address: &str) -> std::io::Result<()> {
     let address = address.to_owned();
     let thread = std::thread::spawn(move || {
-        // SAFETY: a number; the thread's descriptors become its own.
+        // SAFETY: takes no pointers; the thread gets its own descriptor table.
         unsafe { libc::unshare(libc::CLONE_FILES) };
         let _stream = TcpStream::connect(address)?;
         wait()
     });
     thread
         .join()
-        .unwrap_or_else(|_| Err(Error::other("it died")))
+        .unwrap_or_else(|_| Err(Error::other("the thread panicked")))
 }
 
-/// Connects after opening this many thousand descriptors, in as many processes.
-fn crowd(address: &str, thousands: u32) -> std::io::Result<()> {
+/// Connects after forking this many processes with a thousand descriptors each.
+fn connect_with_many_descriptors(address: &str, thousands: u32) -> std::io::Result<()> {
     let full: Vec<_> = (0..1000)
         .map(|_| std::fs::File::open("/dev/null"))
         .collect::<std::io::Result<_>>()?;
-    multiply(thousands);
+    fork_repeatedly(thousands);
     let _stream = TcpStream::connect(address)?;
     drop(full);
     wait()
@@ -326,7 +343,7 @@ fn forbidden() {
     };
     let part = (&raw const part) as i64;
     call("process-vm-init", read, [1, part, 1, part, 1]);
-    // SAFETY: plain numbers; a descriptor of ours comes back, or none.
+    // SAFETY: takes no pointers; returns a new descriptor or -1.
     let init = unsafe { libc::syscall(libc::SYS_pidfd_open, 1, 0) };
     call(
         "pidfd-getfd-init",
@@ -355,7 +372,7 @@ fn forbidden() {
     let cpu = i64::from(libc::RLIMIT_CPU);
     let most = [libc::RLIM_INFINITY; 2];
     let most = (&raw const most) as i64;
-    // SAFETY: a number.
+    // SAFETY: takes no pointers.
     let parent = i64::from(unsafe { libc::getppid() });
     let limit = libc::SYS_prlimit64;
     call("prlimit-other", limit, [parent, cpu, most, 0, 0]);

@@ -11,61 +11,65 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchown, fchownat};
 
 /// The number of ids of one sandbox.
-const RANGE: u32 = 1 << 16;
+const IDS_IN_RANGE: u32 = 1 << 16;
 /// The agent's id in the sandbox, which gets files of owners outside the range.
-const AGENT: u32 = 1000;
+const AGENT_ID: u32 = 1000;
 
-/// Maximum size of the list of names, and of a value: the kernel's limits.
+/// The kernel's maximum size of the list of attribute names, and of one value.
 const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
 
-/// How owners are mapped.
+/// How a copy maps the owners of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdMapping {
-    /// Owners are kept.
-    Kept,
-    /// From one range to the same offset in another.
-    Shifted { from: u32, to: u32 },
-    /// From one id to the agent of a range.
+    /// Every owner is kept.
+    Keep,
+    /// An owner in one range becomes the one at the same offset in another range.
+    Shift { from: u32, to: u32 },
+    /// Every owner becomes the agent of a range.
     ToAgent { to: u32 },
-    /// From a range to the id of the copying process.
-    ToUs,
+    /// Every owner becomes the effective user of the copying process.
+    ToProcess,
 }
 
 impl IdMapping {
+    /// Chooses the mapping between two sandboxes by the first ids of their ranges; a sandbox with
+    /// `None` has the single id of this process.
     pub(super) fn between(from: Option<u32>, to: Option<u32>) -> Self {
         match (from, to) {
-            (Some(from), Some(to)) => Self::Shifted { from, to },
+            (Some(from), Some(to)) => Self::Shift { from, to },
             (None, Some(to)) => Self::ToAgent { to },
-            (Some(_), None) => Self::ToUs,
-            (None, None) => Self::Kept,
+            (Some(_), None) => Self::ToProcess,
+            (None, None) => Self::Keep,
         }
     }
 
-    fn change(self, id: u32, us: u32) -> u32 {
+    fn map(self, id: u32, own: u32) -> u32 {
         match self {
-            Self::Kept => id,
-            Self::Shifted { from, to } => match id.checked_sub(from) {
-                Some(offset) if offset < RANGE => to.saturating_add(offset),
-                _ => to.saturating_add(AGENT),
+            Self::Keep => id,
+            Self::Shift { from, to } => match id.checked_sub(from) {
+                Some(offset) if offset < IDS_IN_RANGE => to.saturating_add(offset),
+                _ => to.saturating_add(AGENT_ID),
             },
-            Self::ToAgent { to } => to.saturating_add(AGENT),
-            Self::ToUs => us,
+            Self::ToAgent { to } => to.saturating_add(AGENT_ID),
+            Self::ToProcess => own,
         }
     }
 
+    /// Returns the owner to set; `None` if it is the owner that new files of this process have.
     fn owner(self, stat: &FileStat) -> Option<(Uid, Gid)> {
         let (user, group) = (Uid::effective(), Gid::effective());
         let new = (
-            Uid::from_raw(self.change(stat.st_uid, user.as_raw())),
-            Gid::from_raw(self.change(stat.st_gid, group.as_raw())),
+            Uid::from_raw(self.map(stat.st_uid, user.as_raw())),
+            Gid::from_raw(self.map(stat.st_gid, group.as_raw())),
         );
-        // An owner that is the process's own need not be set, which only root may do.
+        // A new file has the ids of this process already, and only root may set others.
         (new != (user, group)).then_some(new)
     }
 }
 
 /// Applies the original's attributes, owner, mode and times to a copied file or directory. The mode
-/// is set late, because a file without owner permissions takes no attributes.
+/// is set after the attributes, because attributes cannot be set on a file without owner
+/// permissions.
 pub(super) fn apply_attributes(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
@@ -107,10 +111,10 @@ fn times(stat: &FileStat) -> (TimeSpec, TimeSpec) {
     )
 }
 
-/// Copies `user.*` only: the overlay's marks (`user.overlay.*`) and the agent's own. Attributes
-/// that the kernel obeys (`security.*`, access lists) are not copied.
+/// Copies `user.*` only: those that the overlay sets (`user.overlay.*`) and those that the agent
+/// sets. Attributes that the kernel obeys (`security.*`, access lists) are not copied.
 fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
-    for name in list(from)?.split_inclusive(|b| *b == 0) {
+    for name in list_attributes(from)?.split_inclusive(|b| *b == 0) {
         let Ok(name) = CStr::from_bytes_with_nul(name) else {
             continue;
         };
@@ -148,9 +152,9 @@ fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
 }
 
 /// Lists the names of a file's attributes, each with its NUL.
-fn list(file: BorrowedFd<'_>) -> Result<Vec<u8>> {
-    // Most files have none, and querying the length needs no buffer.
-    // SAFETY: a length of 0 tells the kernel to write nothing.
+fn list_attributes(file: BorrowedFd<'_>) -> Result<Vec<u8>> {
+    // Most files have no attributes, and a query of the length needs no buffer. SAFETY: with a
+    // length of 0 the kernel writes nothing.
     let length = unsafe { libc::flistxattr(file.as_raw_fd(), std::ptr::null_mut(), 0) };
     match length {
         0 => return Ok(Vec::new()),
@@ -179,23 +183,23 @@ mod tests {
 
     #[test]
     fn owners_map_to_the_same_offset_in_another_range() {
-        let (from, to) = (1 << 30, (1 << 30) + 7 * RANGE);
+        let (from, to) = (1 << 30, (1 << 30) + 7 * IDS_IN_RANGE);
         let shifted = IdMapping::between(Some(from), Some(to));
-        assert_eq!(shifted.change(from, 0), to);
-        assert_eq!(shifted.change(from + 1000, 0), to + 1000);
-        assert_eq!(shifted.change(from + RANGE - 1, 0), to + RANGE - 1);
+        assert_eq!(shifted.map(from, 0), to);
+        assert_eq!(shifted.map(from + 1000, 0), to + 1000);
+        assert_eq!(
+            shifted.map(from + IDS_IN_RANGE - 1, 0),
+            to + IDS_IN_RANGE - 1
+        );
         // An owner outside the range, root included, maps to the agent.
-        for id in [0, 1000, from - 1, from + RANGE] {
-            assert_eq!(shifted.change(id, 0), to + 1000);
+        for id in [0, 1000, from - 1, from + IDS_IN_RANGE] {
+            assert_eq!(shifted.map(id, 0), to + 1000);
         }
         assert_eq!(
-            IdMapping::between(None, Some(to)).change(4711, 4711),
+            IdMapping::between(None, Some(to)).map(4711, 4711),
             to + 1000
         );
-        assert_eq!(
-            IdMapping::between(Some(from), None).change(from, 4711),
-            4711
-        );
-        assert_eq!(IdMapping::between(None, None).change(4711, 4711), 4711);
+        assert_eq!(IdMapping::between(Some(from), None).map(from, 4711), 4711);
+        assert_eq!(IdMapping::between(None, None).map(4711, 4711), 4711);
     }
 }

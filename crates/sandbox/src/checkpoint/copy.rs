@@ -37,17 +37,18 @@ pub(super) struct TreeCopy {
     bounds: CheckpointBounds,
     directories: Vec<(Vec<u8>, FileStat)>,
     files: Vec<(Vec<u8>, FileStat)>,
-    /// Hard links, and the first names of their files.
-    names: Vec<(Vec<u8>, Vec<u8>)>,
-    linked: HashMap<(u64, u64), Vec<u8>>,
-    /// Directories without owner permissions, to be restored.
-    closed: Vec<(Vec<u8>, Mode)>,
+    /// The further names of files with several names, each with the first name.
+    hard_links: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The first name of each file with several names, by device and inode.
+    first_names: HashMap<(u64, u64), Vec<u8>>,
+    /// Directories of the source that were opened up for reading, with the modes to restore.
+    former_modes: Vec<(Vec<u8>, Mode)>,
     copied: CopySummary,
 }
 
 /// A directory below which every path is opened.
 struct Root {
-    at: PathBuf,
+    path: PathBuf,
     dir: OwnedFd,
 }
 
@@ -65,9 +66,9 @@ impl TreeCopy {
             bounds,
             directories: Vec::new(),
             files: Vec::new(),
-            names: Vec::new(),
-            linked: HashMap::new(),
-            closed: Vec::new(),
+            hard_links: Vec::new(),
+            first_names: HashMap::new(),
+            former_modes: Vec::new(),
             copied: CopySummary {
                 entries: 0,
                 bytes: 0,
@@ -76,14 +77,15 @@ impl TreeCopy {
         })
     }
 
-    /// Copies these directories; of each only the given names, or all if none are given.
+    /// Copies the directories in `parts`, each with the names of its entries to copy; an empty list
+    /// means all entries.
     pub(super) fn run(
         mut self,
         parts: &[(&str, &[&str])],
         progress: &(dyn Fn(CopyProgress) + Sync),
     ) -> Result<CopySummary, CheckpointError> {
         let done = self.copy(parts, progress);
-        for (path, mode) in self.closed.iter().rev() {
+        for (path, mode) in self.former_modes.iter().rev() {
             let directory = self.from.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
             let _ = directory.and_then(|directory| fchmod(&directory, *mode));
         }
@@ -95,63 +97,68 @@ impl TreeCopy {
         parts: &[(&str, &[&str])],
         progress: &(dyn Fn(CopyProgress) + Sync),
     ) -> Result<(), CheckpointError> {
-        for (part, only) in parts {
+        for (part, wanted) in parts {
             let name = CString::new(*part).unwrap_or_default();
             match stat_name(&self.from.dir, &name) {
-                Ok(stat) if kind(&stat) == SFlag::S_IFDIR => {}
+                Ok(stat) if file_type(&stat) == SFlag::S_IFDIR => {}
                 Ok(_) | Err(Errno::ENOENT) => continue,
-                Err(errno) => return Err(io("look at", &self.from.at.join(part))(errno)),
+                Err(errno) => return Err(io("stat", &self.from.path.join(part))(errno)),
             }
-            let mut open = self.enter(part.as_bytes().to_vec(), only)?;
-            while let Some(directory) = open.pop() {
-                open.extend(self.enter(directory, &[])?);
+            let mut pending = self.copy_directory(part.as_bytes().to_vec(), wanted)?;
+            while let Some(directory) = pending.pop() {
+                pending.extend(self.copy_directory(directory, &[])?);
             }
         }
         self.copy_files(progress)?;
-        for (second, first) in &self.names {
+        for (second, first) in &self.hard_links {
             self.to
                 .link(first, second)
-                .map_err(io("link", &self.to.name(second)))?;
+                .map_err(io("link", &self.to.full_path(second)))?;
         }
         for (path, stat) in self.directories.iter().rev() {
             let (from, to) = (self.from.directory(path)?, self.to.directory(path)?);
             apply_attributes(from.as_fd(), to.as_fd(), stat, self.ids)
-                .map_err(io("finish", &self.to.name(path)))?;
+                .map_err(io("set the attributes of", &self.to.full_path(path)))?;
         }
         Ok(())
     }
 
-    /// Copies a directory with its entries except files, and returns its subdirectories.
-    fn enter(&mut self, path: Vec<u8>, only: &[&str]) -> Result<Vec<Vec<u8>>, CheckpointError> {
+    /// Copies a directory and its links and whiteouts, records its files for later, and returns its
+    /// subdirectories.
+    fn copy_directory(
+        &mut self,
+        path: Vec<u8>,
+        wanted: &[&str],
+    ) -> Result<Vec<Vec<u8>>, CheckpointError> {
         let (from, stat) = self.open_directory(&path)?;
         self.to
             .make_directory(&path)
-            .map_err(io("create", &self.to.name(&path)))?;
+            .map_err(io("create", &self.to.full_path(&path)))?;
         let to = self.to.directory(&path)?;
         let mut below = Vec::new();
         for name in self.list(&from, &path)? {
-            if !only.is_empty() && !only.iter().any(|kept| kept.as_bytes() == name.to_bytes()) {
+            if !wanted.is_empty() && !wanted.iter().any(|kept| kept.as_bytes() == name.to_bytes()) {
                 continue;
             }
             let mut full = path.clone();
             full.push(b'/');
             full.extend_from_slice(name.to_bytes());
-            self.count(&full)?;
+            self.count_entry(&full)?;
             let stat = match stat_name(&from, &name) {
                 Ok(stat) => stat,
                 Err(Errno::ENOENT) => return Err(self.changed(&full)),
-                Err(errno) => return Err(io("look at", &self.from.name(&full))(errno)),
+                Err(errno) => return Err(io("stat", &self.from.full_path(&full))(errno)),
             };
-            match kind(&stat) {
+            match file_type(&stat) {
                 SFlag::S_IFDIR => below.push(full),
-                SFlag::S_IFREG => self.note_file(full, stat)?,
+                SFlag::S_IFREG => self.add_file(full, stat)?,
                 SFlag::S_IFLNK => self
                     .copy_link(&from, &to, &name, &stat)
-                    .map_err(io("copy the link", &self.from.name(&full)))?,
+                    .map_err(io("copy the link", &self.from.full_path(&full)))?,
                 // A whiteout: an overlay's mark for a removed file of the lower layer.
                 SFlag::S_IFCHR if stat.st_rdev == 0 => self
                     .copy_whiteout(&to, &name, &stat)
-                    .map_err(io("copy the whiteout", &self.from.name(&full)))?,
+                    .map_err(io("copy the whiteout", &self.from.full_path(&full)))?,
                 _ => self.copied.skipped += 1,
             }
         }
@@ -162,20 +169,20 @@ impl TreeCopy {
     /// Opens a directory for listing, even without owner permissions, and returns its former stat
     /// data.
     fn open_directory(&mut self, path: &[u8]) -> Result<(OwnedFd, FileStat), CheckpointError> {
-        let at = self.from.name(path);
+        let at = self.from.full_path(path);
         let handle = self.from.open(path, OFlag::O_PATH | OFlag::O_DIRECTORY);
         let handle = handle.map_err(io("open", &at))?;
-        let stat = fstat(&handle).map_err(io("look at", &at))?;
+        let stat = fstat(&handle).map_err(io("stat", &at))?;
         let mode = Mode::from_bits_truncate(stat.st_mode & 0o7777);
         if !mode.contains(Mode::S_IRUSR | Mode::S_IXUSR) && !Uid::effective().is_root() {
             change_mode(&handle, mode | Mode::S_IRWXU).map_err(io("open", &at))?;
-            self.closed.push((path.to_vec(), mode));
+            self.former_modes.push((path.to_vec(), mode));
         }
         Ok((self.from.directory(path)?, stat))
     }
 
     fn list(&mut self, directory: &OwnedFd, path: &[u8]) -> Result<Vec<CString>, CheckpointError> {
-        let at = self.from.name(path);
+        let at = self.from.full_path(path);
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let mut listing =
             Dir::openat(directory, ".", flags, Mode::empty()).map_err(io("list", &at))?;
@@ -192,7 +199,7 @@ impl TreeCopy {
         Ok(names)
     }
 
-    fn count(&mut self, path: &[u8]) -> Result<(), CheckpointError> {
+    fn count_entry(&mut self, path: &[u8]) -> Result<(), CheckpointError> {
         self.copied.entries += 1;
         if self.copied.entries > self.bounds.entries {
             return Err(self.too_much("the number of files", self.bounds.entries, path));
@@ -204,14 +211,14 @@ impl TreeCopy {
         Ok(())
     }
 
-    fn note_file(&mut self, path: Vec<u8>, stat: FileStat) -> Result<(), CheckpointError> {
+    fn add_file(&mut self, path: Vec<u8>, stat: FileStat) -> Result<(), CheckpointError> {
         let inode = (stat.st_dev, stat.st_ino);
         if stat.st_nlink > 1 {
-            if let Some(first) = self.linked.get(&inode) {
-                self.names.push((path, first.clone()));
+            if let Some(first) = self.first_names.get(&inode) {
+                self.hard_links.push((path, first.clone()));
                 return Ok(());
             }
-            self.linked.insert(inode, path.clone());
+            self.first_names.insert(inode, path.clone());
         }
         // The size on disk counts, because a sparse file may claim any size.
         let bytes = u64::try_from(stat.st_blocks).unwrap_or_default() * 512;
@@ -235,7 +242,7 @@ impl TreeCopy {
         apply_attributes_by_name(to, name, stat, self.ids)
     }
 
-    /// The 0:0 device needs no privilege.
+    /// Creates the character device 0:0, which needs no privilege.
     fn copy_whiteout(&self, to: &OwnedFd, name: &CStr, stat: &FileStat) -> std::io::Result<()> {
         mknodat(to, name, SFlag::S_IFCHR, Mode::empty(), 0)?;
         apply_attributes_by_name(to, name, stat, self.ids)
@@ -247,7 +254,7 @@ impl TreeCopy {
         let report = |file: u64, more: u64| {
             progress(CopyProgress {
                 files: files.fetch_add(file, Ordering::Relaxed) + file,
-                of: self.files.len() as u64,
+                total: self.files.len() as u64,
                 bytes: bytes.fetch_add(more, Ordering::Relaxed) + more,
             });
         };
@@ -270,36 +277,39 @@ impl TreeCopy {
         can_clone: &AtomicBool,
         report: &dyn Fn(u64),
     ) -> Result<(), CheckpointError> {
-        let from = self.from.file(path, stat).map_err(|errno| match errno {
-            Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR | Errno::ESTALE => self.changed(path),
-            errno => io("open", &self.from.name(path))(errno),
-        })?;
+        let from = self
+            .from
+            .open_examined(path, stat)
+            .map_err(|errno| match errno {
+                Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR | Errno::ESTALE => self.changed(path),
+                errno => io("open", &self.from.full_path(path))(errno),
+            })?;
         let to = self.to.create(path);
-        let to = to.map_err(io("create", &self.to.name(path)))?;
+        let to = to.map_err(io("create", &self.to.full_path(path)))?;
         let size = stat.st_size;
         if !(can_clone.load(Ordering::Relaxed) && clone_file(&from, &to)) {
             can_clone.store(false, Ordering::Relaxed);
-            copy_bytes(&from, &to, size, report).map_err(io("copy", &self.from.name(path)))?;
+            copy_bytes(&from, &to, size, report).map_err(io("copy", &self.from.full_path(path)))?;
         }
-        let now = fstat(&from).map_err(io("look at", &self.from.name(path)))?;
+        let now = fstat(&from).map_err(io("stat", &self.from.full_path(path)))?;
         if (now.st_size, now.st_mtime, now.st_mtime_nsec)
             != (stat.st_size, stat.st_mtime, stat.st_mtime_nsec)
         {
             return Err(self.changed(path));
         }
         apply_attributes(from.as_fd(), to.as_fd(), stat, self.ids)
-            .map_err(io("finish", &self.to.name(path)))
+            .map_err(io("set the attributes of", &self.to.full_path(path)))
     }
 
     fn changed(&self, path: &[u8]) -> CheckpointError {
-        CheckpointError::Changed(self.from.name(path))
+        CheckpointError::Changed(self.from.full_path(path))
     }
 
     fn too_much(&self, what: &'static str, bound: u64, path: &[u8]) -> CheckpointError {
         CheckpointError::TooMuch {
             what,
             bound,
-            path: self.from.name(path),
+            path: self.from.full_path(path),
         }
     }
 }
@@ -309,13 +319,13 @@ impl Root {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let dir = nix::fcntl::open(at, flags, Mode::empty()).map_err(io("open", at))?;
         Ok(Self {
-            at: at.to_owned(),
+            path: at.to_owned(),
             dir,
         })
     }
 
-    fn name(&self, path: &[u8]) -> PathBuf {
-        self.at.join(std::ffi::OsStr::from_bytes(path))
+    fn full_path(&self, path: &[u8]) -> PathBuf {
+        self.path.join(std::ffi::OsStr::from_bytes(path))
     }
 
     /// Opens a path beneath this directory and through no link.
@@ -325,7 +335,7 @@ impl Root {
 
     fn directory(&self, path: &[u8]) -> Result<OwnedFd, CheckpointError> {
         self.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
-            .map_err(io("open", &self.name(path)))
+            .map_err(io("open", &self.full_path(path)))
     }
 
     fn parent<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p std::ffi::OsStr), Errno> {
@@ -360,12 +370,12 @@ impl Root {
 
     /// Opens the examined file, even without owner permissions; fails with `ESTALE` if it was
     /// replaced.
-    fn file(&self, path: &[u8], seen: &FileStat) -> Result<File, Errno> {
+    fn open_examined(&self, path: &[u8], examined: &FileStat) -> Result<File, Errno> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let file = match self.open(path, flags) {
             Err(Errno::EACCES) => {
                 let handle = self.open(path, OFlag::O_PATH)?;
-                let mode = Mode::from_bits_truncate(seen.st_mode & 0o7777);
+                let mode = Mode::from_bits_truncate(examined.st_mode & 0o7777);
                 change_mode(&handle, mode | Mode::S_IRUSR)?;
                 let file = self.open(path, flags)?;
                 fchmod(&file, mode)?;
@@ -374,8 +384,8 @@ impl Root {
             other => other?,
         };
         let found = fstat(&file)?;
-        let same = (found.st_dev, found.st_ino) == (seen.st_dev, seen.st_ino);
-        if !same || kind(&found) != SFlag::S_IFREG {
+        let same = (found.st_dev, found.st_ino) == (examined.st_dev, examined.st_ino);
+        if !same || file_type(&found) != SFlag::S_IFREG {
             return Err(Errno::ESTALE);
         }
         Ok(File::from(file))
@@ -388,7 +398,8 @@ fn open_beneath(root: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Er
         .flags(flags)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
     match openat2(root, std::ffi::OsStr::from_bytes(path), how) {
-        // Before Linux 5.6, and under old seccomp filters: one component at a time.
+        // openat2 is missing before Linux 5.6 and under old seccomp filters; then the components
+        // are opened one by one.
         Err(Errno::ENOSYS | Errno::EPERM) => {}
         other => return other,
     }
@@ -417,13 +428,13 @@ fn stat_name(directory: &OwnedFd, name: &CStr) -> Result<FileStat, Errno> {
     fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
-fn kind(stat: &FileStat) -> SFlag {
+fn file_type(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
 
 /// Clones the blocks of one file to another as copy-on-write (btrfs, XFS, bcachefs).
 fn clone_file(from: &File, to: &File) -> bool {
-    // SAFETY: FICLONE takes a descriptor by value and touches no memory of ours; both
+    // SAFETY: FICLONE takes a descriptor by value and accesses no memory of this process; both
     // descriptors are open for as long as the borrows last.
     unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) == 0 }
 }
@@ -466,7 +477,7 @@ fn copy_range(
             Err(Errno::EINTR) => {}
             // The call does not support this pair of file systems.
             Err(Errno::EXDEV | Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL) => {
-                let count = copy_by_hand(from, to, read, left)?;
+                let count = copy_with_buffer(from, to, read, left)?;
                 if count == 0 {
                     break;
                 }
@@ -480,10 +491,10 @@ fn copy_range(
     Ok(read)
 }
 
-fn copy_by_hand(from: &File, to: &File, at: i64, most: usize) -> std::io::Result<usize> {
+fn copy_with_buffer(from: &File, to: &File, at: i64, max_bytes: usize) -> std::io::Result<usize> {
     use std::os::unix::fs::FileExt;
     let at = u64::try_from(at).unwrap_or_default();
-    let mut buffer = vec![0; most.min(1 << 20)];
+    let mut buffer = vec![0; max_bytes.min(1 << 20)];
     let count = from.read_at(&mut buffer, at)?;
     to.write_all_at(buffer.get(..count).unwrap_or_default(), at)?;
     Ok(count)

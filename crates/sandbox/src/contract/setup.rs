@@ -10,18 +10,19 @@ use super::{SandboxBackend, SandboxCommand, SandboxError};
 /// Maximum number of output lines of a failed command that are reported, counted from the end.
 const MAX_LINES: usize = 20;
 
-/// Maximum number of characters of such a line.
-const MAX_LINE: usize = 500;
+/// Maximum number of characters of a reported line.
+const MAX_LINE_CHARS: usize = 500;
 
-/// Runs `"$@"` with both outputs on one pipe, so that the lines are reported in their order.
-const MERGED: &str = "exec \"$@\" 2>&1";
+/// Shell script that runs its arguments as a command with both outputs on one pipe, so that the
+/// lines are reported in their order.
+const MERGE_OUTPUTS: &str = "exec \"$@\" 2>&1";
 
 /// A failed set-up command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupFailure {
-    /// The kind of end.
+    /// How the command ended.
     pub end: SetupEnd,
-    /// The last lines of its output, which are the agent's text.
+    /// The last lines of the command's output, which the agent controls.
     pub lines: Vec<String>,
 }
 
@@ -62,7 +63,7 @@ pub fn run(
     command: &[String],
     timeout: Duration,
 ) -> Result<(), SandboxError> {
-    let shell = ["/bin/sh", "-c", MERGED, "sh"];
+    let shell = ["/bin/sh", "-c", MERGE_OUTPUTS, "sh"];
     let words = shell.into_iter().chain(command.iter().map(String::as_str));
     let command = SandboxCommand {
         timeout: Some(timeout),
@@ -83,13 +84,13 @@ pub fn run(
 
 fn last_lines(output: &[u8]) -> Vec<String> {
     // UTF-8 has at most four bytes for each character; earlier output is not decoded.
-    let most = MAX_LINES * (MAX_LINE + 1) * 4;
-    let from = output.len().saturating_sub(most);
+    let max_bytes = MAX_LINES * (MAX_LINE_CHARS + 1) * 4;
+    let from = output.len().saturating_sub(max_bytes);
     let text = String::from_utf8_lossy(output.get(from..).unwrap_or_default());
     let lines: Vec<&str> = text.lines().collect();
     let from = lines.len().saturating_sub(MAX_LINES);
     let last = lines.get(from..).unwrap_or_default().iter();
-    last.map(|line| line.chars().take(MAX_LINE).collect())
+    last.map(|line| line.chars().take(MAX_LINE_CHARS).collect())
         .collect()
 }
 
@@ -120,7 +121,10 @@ mod tests {
         assert_eq!(lines.len(), MAX_LINES);
         assert_eq!(lines.last().map(String::as_str), Some("line 99"));
         let long = last_lines(&vec![b'x'; 10 << 20]);
-        assert_eq!(long.iter().map(String::len).collect::<Vec<_>>(), [MAX_LINE]);
+        assert_eq!(
+            long.iter().map(String::len).collect::<Vec<_>>(),
+            [MAX_LINE_CHARS]
+        );
         assert_eq!(last_lines(b"no end \xff"), ["no end \u{fffd}"]);
         assert_eq!(last_lines(b""), [""; 0]);
     }

@@ -28,7 +28,7 @@ impl HostRepository {
     /// Lists the sensitive paths that [`HostRepository::checkout`] would change, for the operator
     /// to confirm first.
     pub fn checkout_sensitive_paths(&self, slug: &Slug) -> Result<Vec<SensitivePath>, GitError> {
-        let changes = self.switch(slug, &self.head()?)?.1;
+        let changes = self.checkout_changes(slug, &self.head()?)?.1;
         Ok(sensitive_paths(
             changes.iter().map(|change| change.path.as_slice()),
         ))
@@ -45,7 +45,7 @@ impl HostRepository {
         self.refuse_repository_busy()?;
         let head = self.head()?;
         let name = refname(slug);
-        let (commit, changes) = self.switch(slug, &head)?;
+        let (commit, changes) = self.checkout_changes(slug, &head)?;
         let mut outcome = CheckoutOutcome {
             branch: slug.branch(),
             commit,
@@ -72,7 +72,11 @@ impl HostRepository {
     }
 
     /// Returns the branch's commit and its differences from HEAD.
-    fn switch(&self, slug: &Slug, head: &HostHead) -> Result<(Oid, Vec<Change>), GitError> {
+    fn checkout_changes(
+        &self,
+        slug: &Slug,
+        head: &HostHead,
+    ) -> Result<(Oid, Vec<Change>), GitError> {
         let tip = self.tip(slug)?;
         let tree = |id| {
             let commit = self.repo().find_commit(id);

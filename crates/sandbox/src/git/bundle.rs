@@ -7,8 +7,8 @@ use policy::refs::{ObjectId, RefName};
 
 use super::error::GitError;
 
-const MAX_LINES: usize = 100_000;
-const MAX_LINE_BYTES: u64 = 4096;
+const MAX_HEADER_LINES: usize = 100_000;
+const MAX_HEADER_LINE_BYTES: u64 = 4096;
 
 /// The header of a bundle.
 #[derive(Debug)]
@@ -32,22 +32,29 @@ impl BundleHeader {
             refs: Vec::new(),
             pack: 0,
         };
-        for number in 0..MAX_LINES {
+        for number in 0..MAX_HEADER_LINES {
             let mut line = Vec::new();
-            let read = std::io::Read::take(&mut *from, MAX_LINE_BYTES).read_until(b'\n', &mut line);
-            read.map_err(|_| GitError::BadBundle("it cannot be read"))?;
+            let read =
+                std::io::Read::take(&mut *from, MAX_HEADER_LINE_BYTES).read_until(b'\n', &mut line);
+            read.map_err(|_| GitError::BadBundle("the bundle cannot be read"))?;
             bundle.pack += line.len() as u64;
             let Some(line) = line.strip_suffix(b"\n") else {
-                return Err(GitError::BadBundle("its header is truncated"));
+                return Err(GitError::BadBundle("the header of the bundle is truncated"));
             };
             match (number, line) {
                 (0, b"# v2 git bundle" | b"# v3 git bundle") => {}
-                (0, _) => return Err(GitError::BadBundle("it is no bundle of version 2 or 3")),
+                (0, _) => {
+                    return Err(GitError::BadBundle(
+                        "the file is no bundle of version 2 or 3",
+                    ));
+                }
                 (_, []) => return Ok(bundle),
                 (_, b"@object-format=sha1") => {}
                 (_, b"@object-format=sha256") => bundle.format = ObjectFormat::Sha256,
                 (_, [b'@', ..]) => {
-                    return Err(GitError::BadBundle("it requires an unknown capability"));
+                    return Err(GitError::BadBundle(
+                        "the bundle requires an unknown capability",
+                    ));
                 }
                 (_, [b'-', line @ ..]) => bundle.prerequisites.push(split(line)?.0),
                 (_, line) => {
@@ -61,7 +68,7 @@ impl BundleHeader {
                 }
             }
         }
-        Err(GitError::BadBundle("its header is too long"))
+        Err(GitError::BadBundle("the header of the bundle is too long"))
     }
 }
 

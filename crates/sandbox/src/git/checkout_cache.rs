@@ -24,7 +24,7 @@ use crate::parallel::parallel;
 #[derive(Debug)]
 pub struct CheckoutCache {
     pub(super) state: PathBuf,
-    bound: u64,
+    max_bytes: u64,
 }
 
 /// The cached files of one commit.
@@ -34,11 +34,13 @@ pub struct CachedCheckout {
     pub manifest: Manifest,
 }
 
-const UNFINISHED: &str = ".unfinished-";
+/// The start of the name of an incomplete directory.
+const UNFINISHED_PREFIX: &str = ".unfinished-";
 
 impl CheckoutCache {
-    /// Uses `state` for checkouts and spares, and keeps the checkouts under `bound` bytes.
-    pub fn open(state: &Path, bound: u64) -> Result<Self, GitError> {
+    /// Keeps checkouts and spare workspaces in the directory `state`, at most `max_bytes` bytes of
+    /// checkouts.
+    pub fn open(state: &Path, max_bytes: u64) -> Result<Self, GitError> {
         for below in ["checkouts", "spares"] {
             let dir = state.join(below);
             fs::DirBuilder::new()
@@ -54,7 +56,7 @@ impl CheckoutCache {
         }
         Ok(Self {
             state: state.to_owned(),
-            bound,
+            max_bytes,
         })
     }
 
@@ -75,7 +77,7 @@ impl CheckoutCache {
     ) -> Result<CachedCheckout, GitError> {
         let dir = self.state.join("checkouts").join(commit.to_string());
         if !dir.join("manifest").exists() {
-            self.make(host_repository, commit, &dir, progress)?;
+            self.create(host_repository, commit, &dir, progress)?;
             self.evict(&dir)?;
         }
         let used = dir.join("used");
@@ -84,18 +86,18 @@ impl CheckoutCache {
         Ok(CachedCheckout { dir, manifest })
     }
 
-    fn make(
+    fn create(
         &self,
         host_repository: &HostRepository,
         commit: Oid,
         dir: &Path,
         progress: &CreateProgress,
     ) -> Result<(), GitError> {
-        self.publish("checkouts", dir, |fresh| {
-            let tree = fresh.join("tree");
+        self.publish("checkouts", dir, |temporary| {
+            let tree = temporary.join("tree");
             fs::create_dir(&tree).map_err(io("create", &tree))?;
             let manifest = write_tree(host_repository, commit, &tree, progress)?;
-            manifest.save(&fresh.join("manifest"))
+            manifest.save(&temporary.join("manifest"))
         })
     }
 
@@ -103,27 +105,33 @@ impl CheckoutCache {
     /// process was faster, its directory is used.
     pub(super) fn publish(
         &self,
-        below: &str,
+        subdirectory: &str,
         dir: &Path,
         fill: impl FnOnce(&Path) -> Result<(), GitError>,
     ) -> Result<(), GitError> {
-        let fresh = self.state.join(below).join(unique_name(UNFINISHED));
-        fs::create_dir(&fresh).map_err(io("create", &fresh))?;
-        let done = fill(&fresh).and_then(|()| match fs::rename(&fresh, dir) {
+        let temporary = self
+            .state
+            .join(subdirectory)
+            .join(unique_name(UNFINISHED_PREFIX));
+        fs::create_dir(&temporary).map_err(io("create", &temporary))?;
+        let done = fill(&temporary).and_then(|()| match fs::rename(&temporary, dir) {
             Err(_) if dir.exists() => Ok(()),
             other => other.map_err(io("publish", dir)),
         });
-        if done.is_err() || fresh.exists() {
-            let _ = fs::remove_dir_all(&fresh);
+        if done.is_err() || temporary.exists() {
+            let _ = fs::remove_dir_all(&temporary);
         }
         done
     }
 
     /// Removes a directory after renaming it, so that no reader finds it incomplete.
-    pub(super) fn discard(&self, below: &str, dir: &Path) -> Result<(), GitError> {
-        let gone = self.state.join(below).join(unique_name(UNFINISHED));
-        match fs::rename(dir, &gone) {
-            Ok(()) => fs::remove_dir_all(&gone).map_err(io("remove", &gone)),
+    pub(super) fn discard(&self, subdirectory: &str, dir: &Path) -> Result<(), GitError> {
+        let removed = self
+            .state
+            .join(subdirectory)
+            .join(unique_name(UNFINISHED_PREFIX));
+        match fs::rename(dir, &removed) {
+            Ok(()) => fs::remove_dir_all(&removed).map_err(io("remove", &removed)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(io("remove", dir)(error)),
         }
@@ -139,13 +147,14 @@ impl CheckoutCache {
                 continue;
             }
             let used = fs::metadata(dir.join("used")).and_then(|used| used.modified());
-            let size = Manifest::load(&dir.join("manifest")).map_or(0, |m| m.bytes()) + packs(&dir);
+            let size =
+                Manifest::load(&dir.join("manifest")).map_or(0, |m| m.bytes()) + pack_bytes(&dir);
             kept.push((dir == keep, used.ok(), size, dir));
         }
         kept.sort();
         let mut total: u64 = kept.iter().map(|(_, _, size, _)| size).sum();
         for (keep, _, size, dir) in kept {
-            if keep || total <= self.bound {
+            if keep || total <= self.max_bytes {
                 break;
             }
             self.discard("checkouts", &dir)?;
@@ -156,10 +165,11 @@ impl CheckoutCache {
 }
 
 pub(super) fn is_unfinished(name: &std::ffi::OsStr) -> bool {
-    name.to_string_lossy().starts_with(UNFINISHED)
+    name.to_string_lossy().starts_with(UNFINISHED_PREFIX)
 }
 
-fn packs(dir: &Path) -> u64 {
+/// Returns the size of the packs of the template repositories in a checkout.
+fn pack_bytes(dir: &Path) -> u64 {
     let repositories = fs::read_dir(dir).into_iter().flatten().flatten();
     repositories
         .flat_map(|entry| fs::read_dir(entry.path().join("objects/pack")))
@@ -200,7 +210,7 @@ fn write_tree(
         |repo, (path, leaf)| {
             let odb = repo.odb().map_err(git("open the objects"))?;
             let target = to.join(beneath::path_from_bytes(path));
-            let stamp = write_one(&odb, leaf, &target)?;
+            let stamp = write_file(&odb, leaf, &target)?;
             progress.advance();
             Ok(((*path).clone(), stamp))
         },
@@ -211,7 +221,7 @@ fn write_tree(
     })
 }
 
-fn write_one(odb: &git2::Odb<'_>, leaf: &Leaf, target: &Path) -> Result<FileStamp, GitError> {
+fn write_file(odb: &git2::Odb<'_>, leaf: &Leaf, target: &Path) -> Result<FileStamp, GitError> {
     let blank = FileStamp {
         mode: leaf.mode,
         size: 0,
@@ -245,5 +255,5 @@ fn write_one(odb: &git2::Odb<'_>, leaf: &Leaf, target: &Path) -> Result<FileStam
         file.write_all(blob.data()).map_err(io("write", target))?;
         file.metadata()
     };
-    Ok(stamp_of(&metadata.map_err(io("look at", target))?, &blank))
+    Ok(stamp_of(&metadata.map_err(io("stat", target))?, &blank))
 }

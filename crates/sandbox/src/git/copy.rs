@@ -56,7 +56,7 @@ pub(super) fn make_directories<'a>(
     Ok(())
 }
 
-/// Creates a directory with mode 0755 whatever the gate's umask, as git does.
+/// Creates a directory with mode 0755, independent of the gate's umask.
 pub(super) fn create_directory(path: &Path) -> Result<(), GitError> {
     fs::create_dir(path).map_err(io("create", path))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(io("open", path))
@@ -81,7 +81,7 @@ pub(super) fn copy_tree(
         |(), (path, stamp)| {
             let relative = beneath::path_from_bytes(path);
             let (source, target) = (from.join(relative), to.join(relative));
-            let stamp = copy_one(&source, &target, stamp, owner, &can_clone)?;
+            let stamp = copy_entry(&source, &target, stamp, owner, &can_clone)?;
             progress.advance();
             Ok(((*path).clone(), stamp))
         },
@@ -92,7 +92,7 @@ pub(super) fn copy_tree(
     })
 }
 
-fn copy_one(
+fn copy_entry(
     source: &Path,
     target: &Path,
     stamp: &FileStamp,
@@ -112,21 +112,22 @@ fn copy_one(
                 &time,
                 UtimensatFlags::NoFollowSymlink,
             )
-            .map_err(io("date", target))?;
+            .map_err(io("set the times of", target))?;
             if let Some(owner) = owner {
                 chown(target, owner)?;
             }
-            fs::symlink_metadata(target).map_err(io("look at", target))?
+            fs::symlink_metadata(target).map_err(io("stat", target))?
         }
         mode => {
             let mode = if mode == EXECUTABLE { 0o755 } else { 0o644 };
             let copy = copy_file(source, target, mode, can_clone)?;
             copy.set_modified(time(stamp.mtime))
-                .map_err(io("date", target))?;
+                .map_err(io("set the times of", target))?;
             if let Some((user, group)) = owner {
-                fchown(&copy, Some(user), Some(group)).map_err(io("give away", target))?;
+                fchown(&copy, Some(user), Some(group))
+                    .map_err(io("change the owner of", target))?;
             }
-            copy.metadata().map_err(io("look at", target))?
+            copy.metadata().map_err(io("stat", target))?
         }
     };
     Ok(stamp_of(&metadata, stamp))
@@ -146,7 +147,7 @@ pub(super) fn copy_file(
         .mode(mode)
         .open(target)
         .map_err(io("create", target))?;
-    // The gate's strict umask must not apply here.
+    // The mode is set again, because the gate's umask has restricted it.
     copy.set_permissions(fs::Permissions::from_mode(mode))
         .map_err(io("open", target))?;
     if can_clone.load(Ordering::Relaxed) {
@@ -165,7 +166,7 @@ pub(super) fn copy_file(
     reason = "FICLONE is an ioctl, for which neither std nor nix has a safe call"
 )]
 fn clone_file(original: &File, copy: &File) -> bool {
-    // SAFETY: FICLONE takes a descriptor by value and touches no memory of ours; both
+    // SAFETY: FICLONE takes a descriptor by value and accesses no memory of this process; both
     // descriptors are open for as long as the borrows last.
     unsafe { libc::ioctl(copy.as_raw_fd(), libc::FICLONE, original.as_raw_fd()) == 0 }
 }

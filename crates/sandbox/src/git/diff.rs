@@ -7,12 +7,13 @@ use super::host_repository::HostRepository;
 use super::sensitive_paths::{SensitivePath, sensitive_paths};
 use crate::name::Slug;
 
-/// Larger files are shown as binary.
+/// Maximum size of a file whose lines are shown; larger files are shown as binary.
 const MAX_SHOWN_BYTES: i64 = 8 * 1024 * 1024;
-/// Beyond this many files on both sides renames are shown as delete and add.
+/// Maximum number of files that are compared to find renames; with more files, a rename is shown as
+/// a deletion and an addition.
 const MAX_RENAMES: usize = 400;
 
-/// The changes of a sandbox's branch since it left the operator's.
+/// The changes of a sandbox's branch since it branched off the operator's branch.
 #[derive(Clone, Debug)]
 pub struct BranchDiff {
     /// The merge base.
@@ -24,7 +25,7 @@ pub struct BranchDiff {
     /// The patch, in the format of `git apply`; names are quoted, contents are raw.
     pub patch: Vec<u8>,
     /// Whether the patch was truncated at the requested size, after a whole file.
-    pub cut: bool,
+    pub truncated: bool,
 }
 
 /// The change of one file.
@@ -70,7 +71,7 @@ pub struct LogEntry {
     pub author: String,
     /// The time of the commit in seconds since the epoch.
     pub time: i64,
-    /// The first line of its message, without control characters.
+    /// The first line of the commit message, without control characters.
     pub subject: String,
 }
 
@@ -88,9 +89,9 @@ impl BranchDiff {
 }
 
 impl HostRepository {
-    /// Compares the sandbox's branch with its merge base, with a patch of at most about `most`
-    /// bytes.
-    pub fn diff(&self, slug: &Slug, most: usize) -> Result<BranchDiff, GitError> {
+    /// Compares the sandbox's branch with the merge base of it and the operator's HEAD, with a
+    /// patch of at max_patch_bytes about `max_patch_bytes` bytes.
+    pub fn diff(&self, slug: &Slug, max_patch_bytes: usize) -> Result<BranchDiff, GitError> {
         let failed = || git(format!("compare '{}'", slug.branch()));
         let tip = self.tip(slug)?;
         let base = self.base(slug, tip)?;
@@ -113,16 +114,16 @@ impl HostRepository {
             tip,
             files: Vec::new(),
             patch: Vec::new(),
-            cut: false,
+            truncated: false,
         };
         for number in 0..diff.deltas().len() {
-            read_file(&diff, number, most, &mut changes).map_err(failed())?;
+            add_file_diff(&diff, number, max_patch_bytes, &mut changes).map_err(failed())?;
         }
         Ok(changes)
     }
 
     /// Lists the commits of the branch that the operator's branch does not have, newest first.
-    pub fn log(&self, slug: &Slug, most: usize) -> Result<Vec<LogEntry>, GitError> {
+    pub fn log(&self, slug: &Slug, max_commits: usize) -> Result<Vec<LogEntry>, GitError> {
         let failed = || git(format!("list the commits of '{}'", slug.branch()));
         let tip = self.tip(slug)?;
         let repo = self.repo();
@@ -132,7 +133,7 @@ impl HostRepository {
         walk.push(tip).map_err(failed())?;
         walk.hide(self.head()?.commit).map_err(failed())?;
         let mut entries = Vec::new();
-        for id in walk.take(most) {
+        for id in walk.take(max_commits) {
             let commit = id.and_then(|id| repo.find_commit(id)).map_err(failed())?;
             let first = commit
                 .message_bytes()
@@ -143,14 +144,15 @@ impl HostRepository {
             entries.push(LogEntry {
                 id: commit.id(),
                 parents: commit.parent_ids().collect(),
-                author: plain(author.name_bytes()),
+                author: sanitise_line(author.name_bytes()),
                 time: commit.time().seconds(),
-                subject: plain(first),
+                subject: sanitise_line(first),
             });
         }
         Ok(entries)
     }
 
+    /// Returns the merge base of the operator's HEAD and `tip`.
     pub(super) fn base(&self, slug: &Slug, tip: Oid) -> Result<Oid, GitError> {
         let head = self.head()?.commit;
         match self.repo().merge_base(head, tip) {
@@ -164,7 +166,7 @@ impl HostRepository {
 }
 
 /// Sanitises text of an agent to one line without control characters or bidirectional overrides.
-fn plain(bytes: &[u8]) -> String {
+fn sanitise_line(bytes: &[u8]) -> String {
     let is_bidi = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let text = String::from_utf8_lossy(bytes);
     text.chars()
@@ -179,10 +181,10 @@ fn plain(bytes: &[u8]) -> String {
         .collect()
 }
 
-fn read_file(
+fn add_file_diff(
     diff: &Diff<'_>,
     number: usize,
-    most: usize,
+    max_patch_bytes: usize,
     changes: &mut BranchDiff,
 ) -> Result<(), git2::Error> {
     let Some(delta) = diff.get_delta(number) else {
@@ -214,10 +216,10 @@ fn read_file(
         let (_, added, removed) = patch.line_stats()?;
         (file.added, file.removed) = (added, removed);
         file.binary = patch.delta().flags().is_binary();
-        if !changes.cut {
+        if !changes.truncated {
             let text = patch.to_buf()?;
-            if changes.patch.len().saturating_add(text.len()) > most {
-                changes.cut = true;
+            if changes.patch.len().saturating_add(text.len()) > max_patch_bytes {
+                changes.truncated = true;
             } else {
                 changes.patch.extend_from_slice(&text);
             }

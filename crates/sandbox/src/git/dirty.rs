@@ -18,8 +18,8 @@ use super::tree::{Change, Leaf, SUBMODULE};
 use super::walk::stamp;
 use crate::beneath;
 
-/// Fails unless every path to change is as HEAD has it and every new path is free. Returns the
-/// indices of the changes outside a sparse checkout.
+/// Fails unless every path to change is the same as in HEAD, and no file exists at a new path.
+/// Returns the indices of the changes outside a sparse checkout.
 pub(super) fn refuse_dirty(
     host_repository: &HostRepository,
     worktree: &OwnedFd,
@@ -36,8 +36,8 @@ pub(super) fn refuse_dirty(
             state: "unresolved conflicts".to_owned(),
         });
     }
-    let written = fs::metadata(host_repository.repo().path().join("index"));
-    let written = written.map_or(0, |index| index.mtime());
+    let index_mtime = fs::metadata(host_repository.repo().path().join("index"));
+    let index_mtime = index_mtime.map_or(0, |index| index.mtime());
     let mut dirty = Vec::new();
     let mut sparse = BTreeSet::new();
     for (number, change) in changes.iter().enumerate() {
@@ -46,22 +46,23 @@ pub(super) fn refuse_dirty(
             mode: entry.mode,
             id: entry.id,
         });
-        let at = host_repository
+        let full_path = host_repository
             .root()
             .join(beneath::path_from_bytes(&change.path));
         let clean = staged == change.old
             && match change.old {
                 Some(old) => {
-                    let seen = stat_path(worktree, &change.path).map_err(io("look at", &at))?;
+                    let seen = stat_path(worktree, &change.path).map_err(io("stat", &full_path))?;
                     if seen.is_none() && entry.as_ref().is_some_and(is_sparse) {
                         sparse.insert(number);
                         continue;
                     }
-                    matches_index_stat(entry.as_ref(), seen.as_ref(), written)
-                        || matches_blob(worktree, &change.path, old).map_err(io("look at", &at))?
+                    matches_index_stat(entry.as_ref(), seen.as_ref(), index_mtime)
+                        || matches_blob(worktree, &change.path, old)
+                            .map_err(io("stat", &full_path))?
                         || is_clean_for_git(host_repository, entry.as_ref())
                 }
-                None => is_free(worktree, &change.path, changes).map_err(io("look at", &at))?,
+                None => is_free(worktree, &change.path, changes).map_err(io("stat", &full_path))?,
             };
         if !clean {
             dirty.push(change.path.clone());
@@ -75,13 +76,18 @@ pub(super) fn refuse_dirty(
 }
 
 /// Whether the file's stat data still matches its index entry. With line ending conversion or
-/// filters the bytes differ from the blob's, so stat data is the only evidence. A file as recent as
-/// the index may have changed within the same second and does not count.
-fn matches_index_stat(entry: Option<&IndexEntry>, seen: Option<&FileStat>, written: i64) -> bool {
+/// filters the bytes differ from the blob's, so stat data is the only evidence. A file that is as
+/// recent as the index may have changed again within the same second, so its stat data is not
+/// trusted.
+fn matches_index_stat(
+    entry: Option<&IndexEntry>,
+    seen: Option<&FileStat>,
+    index_mtime: i64,
+) -> bool {
     let (Some(entry), Some(seen)) = (entry, seen) else {
         return false;
     };
-    let fresh = full_entry(
+    let current = full_entry(
         &entry.path,
         Leaf {
             mode: entry.mode,
@@ -90,8 +96,8 @@ fn matches_index_stat(entry: Option<&IndexEntry>, seen: Option<&FileStat>, writt
         seen,
     );
     let same = (entry.mtime, entry.ctime, entry.ino, entry.file_size)
-        == (fresh.mtime, fresh.ctime, fresh.ino, fresh.file_size);
-    same && i64::from(entry.mtime.seconds()) < written
+        == (current.mtime, current.ctime, current.ino, current.file_size);
+    same && i64::from(entry.mtime.seconds()) < index_mtime
 }
 
 /// Whether the path is outside a sparse checkout.
@@ -99,13 +105,13 @@ fn is_sparse(entry: &IndexEntry) -> bool {
     entry.flags_extended & IndexEntryExtendedFlag::SKIP_WORKTREE.bits() != 0
 }
 
-/// Whether the file differs from its blob only by line endings, by the operator's configuration.
-/// libgit2 converts line endings itself and runs no configured filter.
+/// Whether the file differs from its blob only by line endings, as the operator's configuration
+/// converts them. libgit2 converts line endings itself and runs no configured filter.
 fn is_clean_for_git(host_repository: &HostRepository, entry: Option<&IndexEntry>) -> bool {
-    // A path marked assume-unchanged would seem clean whatever its content.
-    let looked_at =
+    // libgit2 reports a path that is marked assume-unchanged as clean, even if it has changed.
+    let is_compared =
         |entry: &&IndexEntry| entry.flags & IndexEntryFlag::VALID.bits() == 0 && !is_sparse(entry);
-    let Some(entry) = entry.filter(looked_at) else {
+    let Some(entry) = entry.filter(is_compared) else {
         return false;
     };
     let status = host_repository
@@ -129,12 +135,12 @@ pub(super) fn matches_blob(
     let Some(stat) = beneath::stat(dir.as_fd(), &name)? else {
         return Ok(false);
     };
-    let regular = stat.st_mode & SFlag::S_IFMT.bits();
-    let bytes = if regular == SFlag::S_IFLNK.bits() {
+    let file_type = stat.st_mode & SFlag::S_IFMT.bits();
+    let bytes = if file_type == SFlag::S_IFLNK.bits() {
         nix::fcntl::readlinkat(&dir, name.as_c_str())?
             .as_bytes()
             .to_vec()
-    } else if regular == SFlag::S_IFREG.bits() {
+    } else if file_type == SFlag::S_IFREG.bits() {
         let mut bytes = Vec::new();
         beneath::open_file(dir.as_fd(), &name)?.read_to_end(&mut bytes)?;
         bytes
@@ -147,7 +153,7 @@ pub(super) fn matches_blob(
 
 /// Whether the path of a new file is free, or is freed by these changes.
 fn is_free(worktree: &OwnedFd, path: &[u8], changes: &[Change]) -> Result<bool, Errno> {
-    let goes = |path: &[u8]| {
+    let is_removed = |path: &[u8]| {
         let found = changes.binary_search_by(|change| change.path.as_slice().cmp(path));
         found.is_ok_and(|at| changes.get(at).is_some_and(|change| change.new.is_none()))
     };
@@ -156,7 +162,7 @@ fn is_free(worktree: &OwnedFd, path: &[u8], changes: &[Change]) -> Result<bool, 
         match stat_path(worktree, parent)? {
             None => return Ok(true),
             Some(stat) if is_dir(&stat) => {}
-            Some(_) => return Ok(goes(parent)),
+            Some(_) => return Ok(is_removed(parent)),
         }
     }
     let mut below = path.to_vec();
@@ -164,10 +170,10 @@ fn is_free(worktree: &OwnedFd, path: &[u8], changes: &[Change]) -> Result<bool, 
     Ok(match stat_path(worktree, path)? {
         None => true,
         Some(stat) if is_dir(&stat) => {
-            let mut inside = changes
+            let mut changes_below = changes
                 .iter()
                 .filter(|change| change.path.starts_with(&below));
-            inside.any(|change| change.old.is_some() && change.new.is_none())
+            changes_below.any(|change| change.old.is_some() && change.new.is_none())
         }
         Some(_) => false,
     })

@@ -9,7 +9,7 @@ use super::names::quote;
 /// An error of a git operation. Its text names the failure, its object and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
-    /// No repository at or above the path.
+    /// There is no repository at the path or above it.
     #[error("'{path}' is not inside a git repository; run `git init` there, or change to a repository", path = .0.display())]
     NotARepository(PathBuf),
     /// The repository belongs to another user.
@@ -17,7 +17,7 @@ pub enum GitError {
         "the repository at '{path}' belongs to another user, whose configuration git would follow; if you \
          trust it, run `git config --global --add safe.directory {path}`", path = .0.display()
     )]
-    NotYours(PathBuf),
+    OtherOwner(PathBuf),
     /// A format libgit2 cannot read, such as SHA-256 objects.
     #[error(
         "the repository at '{path}' uses a format that Palisade cannot read ({detail}); only SHA-1 \
@@ -74,12 +74,12 @@ pub enum GitError {
         /// The path at which the limit was exceeded.
         path: Vec<u8>,
     },
-    /// An object of the agent's is malformed.
+    /// A git object of the agent is malformed.
     #[error("the agent's commits are refused: {why} ({id}); they stay in the workspace")]
     BadObject {
         /// The reason.
         why: String,
-        /// Where.
+        /// The malformed object.
         id: Oid,
     },
     /// The header of a bundle is malformed.
@@ -93,7 +93,7 @@ pub enum GitError {
     Dirty(Vec<Vec<u8>>),
     /// A fast-forward is not possible.
     #[error(
-        "'{0}' cannot be fast-forwarded to: your branch has commits of its own. Merge or squash instead"
+        "your branch cannot be fast-forwarded to '{0}', because it has commits that '{0}' does not have; merge or squash instead"
     )]
     NotFastForward(String),
     /// The repository has no worktree.
@@ -132,11 +132,11 @@ pub enum GitError {
     /// The worker's reason for a failed snapshot.
     #[error("{0}")]
     Refused(String),
-    /// The worker failed without an answer.
-    #[error("snapshot worker failed: {how}; the branch is unchanged{hint}")]
+    /// The worker failed without a reply.
+    #[error("snapshot worker failed: {cause}; the branch is unchanged{hint}")]
     Worker {
         /// The cause.
-        how: String,
+        cause: String,
         /// The remedy, if there is one.
         hint: &'static str,
     },
@@ -161,15 +161,15 @@ pub enum GitError {
 }
 
 fn list(paths: &[Vec<u8>]) -> String {
-    const SHOWN: usize = 10;
+    const MAX_LISTED: usize = 10;
     let mut text = paths
         .iter()
-        .take(SHOWN)
+        .take(MAX_LISTED)
         .map(|path| quote(path))
         .collect::<Vec<_>>()
         .join(", ");
-    if paths.len() > SHOWN {
-        text.push_str(&format!(" and {} more", paths.len() - SHOWN));
+    if paths.len() > MAX_LISTED {
+        text.push_str(&format!(" and {} more", paths.len() - MAX_LISTED));
     }
     text
 }

@@ -26,7 +26,7 @@ impl HostRepository {
     /// Finds the repository that contains `path`: an ordinary one, a linked worktree, a submodule
     /// or a bare one.
     pub fn discover(path: &Path) -> Result<Self, GitError> {
-        let repo = Repository::discover(path).map_err(|error| explain(path, error))?;
+        let repo = Repository::discover(path).map_err(|error| convert_open_error(path, error))?;
         Ok(Self { repo })
     }
 
@@ -55,7 +55,7 @@ impl HostRepository {
     }
 
     /// The common directory that all linked worktrees share; it identifies the repository.
-    pub fn common(&self) -> PathBuf {
+    pub fn common_dir(&self) -> PathBuf {
         let common = self.repo.commondir();
         std::fs::canonicalize(common).unwrap_or_else(|_| common.to_owned())
     }
@@ -86,8 +86,8 @@ impl HostRepository {
             .collect())
     }
 
-    /// Creates the sandbox's branch at `commit`. HEAD, index and worktree stay unchanged. The
-    /// reflog message `why` identifies the creator.
+    /// Creates the sandbox's branch at `commit`. HEAD, index and worktree stay unchanged. `why` is
+    /// the reflog message, by which [`HostRepository::was_created_for`] recognises the branch.
     pub fn create_branch(&self, slug: &Slug, commit: Oid, why: &str) -> Result<(), GitError> {
         let name = slug.branch();
         self.repo
@@ -110,8 +110,8 @@ impl HostRepository {
         }
     }
 
-    /// Deletes the sandbox's branch. With `only_at`, only if the branch still points there: undoing
-    /// [`HostRepository::create_branch`] must not lose a later commit.
+    /// Deletes the sandbox's branch. With `only_at`, the branch is deleted only if it points to
+    /// that commit, so that undoing [`HostRepository::create_branch`] loses no later commit.
     pub fn delete_branch(&self, slug: &Slug, only_at: Option<Oid>) -> Result<(), GitError> {
         let name = slug.branch();
         let mut found = match self.repo.find_reference(&refname(slug)) {
@@ -135,8 +135,8 @@ impl HostRepository {
     }
 
     /// Removes a stale ref lock of the sandbox's branch that a crash left; the branch could not be
-    /// created, moved or deleted otherwise. The caller must know that no other process of the gate
-    /// works on the branch.
+    /// created, moved or deleted otherwise. The caller must ensure that no other process of the
+    /// gate uses the branch.
     pub fn break_lock(&self, slug: &Slug) -> Result<(), GitError> {
         let lock = format!("{}.lock", refname(slug));
         let lock = self.repo.commondir().join(lock);
@@ -175,18 +175,19 @@ impl HostRepository {
         self.commits_of(|_| true)
     }
 
-    fn commits_of(&self, counts: impl Fn(&[u8]) -> bool) -> Result<Vec<Oid>, GitError> {
+    /// Returns the commits that HEAD and the refs accepted by `include` point to.
+    fn commits_of(&self, include: impl Fn(&[u8]) -> bool) -> Result<Vec<Oid>, GitError> {
         let references = self.repo.references().map_err(git("list the refs"))?;
         let mut commits = Vec::new();
         for reference in references.flatten() {
-            // A ref to something other than a commit, or to nothing, holds no commit.
-            if counts(reference.name_bytes())
+            // A broken ref, or a ref to another object than a commit, is skipped.
+            if include(reference.name_bytes())
                 && let Ok(commit) = reference.peel_to_commit()
             {
                 commits.push(commit.id());
             }
         }
-        // A detached HEAD is no ref of that list.
+        // The list of refs does not contain a detached HEAD.
         commits.extend(self.head().ok().map(|head| head.commit));
         Ok(commits)
     }
@@ -257,6 +258,7 @@ impl HostRepository {
         self.repo.commondir().join("objects")
     }
 
+    /// Whether a worktree of the repository has the ref `name` checked out.
     pub(super) fn is_checked_out(&self, name: &str) -> bool {
         let common = self.repo.commondir();
         let mut heads = vec![common.join("HEAD"), self.repo.path().join("HEAD")];
@@ -274,11 +276,11 @@ pub(super) fn refname(slug: &Slug) -> String {
     format!("refs/heads/{}", slug.branch())
 }
 
-fn explain(path: &Path, error: git2::Error) -> GitError {
+fn convert_open_error(path: &Path, error: git2::Error) -> GitError {
     let path = path.to_owned();
     match (error.code(), error.class()) {
         (ErrorCode::NotFound, _) => GitError::NotARepository(path),
-        (ErrorCode::Owner, _) => GitError::NotYours(path),
+        (ErrorCode::Owner, _) => GitError::OtherOwner(path),
         (_, ErrorClass::Repository) => GitError::Unsupported {
             path,
             detail: error.message().to_owned(),

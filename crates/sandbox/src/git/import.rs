@@ -19,7 +19,8 @@ use crate::name::Slug;
 
 const MAX_BUNDLE_LINE_BYTES: usize = 4096;
 const MAX_BUNDLE_LINES: usize = 10_000;
-const MAX_DEPTH: usize = 256;
+/// Maximum depth of nested trees.
+const MAX_TREE_DEPTH: usize = 256;
 
 /// The result of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +32,8 @@ pub struct ImportOutcome {
 }
 
 impl HostRepository {
-    /// Imports the history of `head` from a pack, or from a bundle, whose own head is the default.
-    /// Nothing is kept unless every object is valid.
+    /// Imports the history of `head` from a pack or a bundle. Without `head`, the head of the
+    /// bundle is used. Nothing is kept unless every object is valid.
     pub fn import(
         &self,
         slug: &Slug,
@@ -64,7 +65,7 @@ impl HostRepository {
         let mut start = [0; 4];
         stream.read_exact(&mut start).map_err(truncated_stream)?;
         let (head, start) = if start == *b"PACK" {
-            let none = GitError::BadBundle("it is a pack, and the head commit is not given");
+            let none = GitError::BadBundle("the stream is a pack, and its head commit is unknown");
             (Some(head.ok_or(none)?), start.to_vec())
         } else {
             let own = read_bundle_head(&start, stream)?;
@@ -77,7 +78,7 @@ impl HostRepository {
         let odb = quarantine.repo().odb().map_err(git("open the objects"))?;
         odb.refresh().map_err(git("read the new objects"))?;
         let host = self.repo().odb().map_err(git("open the objects"))?;
-        let mut check = Check {
+        let mut checker = ObjectChecker {
             odb: &odb,
             host: &host,
             bounds,
@@ -86,7 +87,7 @@ impl HostRepository {
             blobs: BTreeSet::new(),
             bytes: 0,
         };
-        let commits = check.history(head)?;
+        let commits = checker.check_history(head)?;
         Ok(Some(ImportOutcome { head, commits }))
     }
 }
@@ -120,7 +121,11 @@ fn read_bundle_head(start: &[u8], stream: &mut dyn Read) -> Result<Option<Oid>, 
         }
         match (number, line.as_slice()) {
             (0, b"# v2 git bundle") => {}
-            (0, _) => return Err(GitError::BadBundle("it is neither a pack nor a v2 bundle")),
+            (0, _) => {
+                return Err(GitError::BadBundle(
+                    "the stream is neither a pack nor a v2 bundle",
+                ));
+            }
             (_, []) => return Ok(head),
             (_, [b'-', ..]) => {}
             (_, line) => {
@@ -148,15 +153,15 @@ fn index_pack(
 ) -> Result<(), GitError> {
     let odb = quarantine.repo().odb().map_err(git("open the objects"))?;
     let dir = quarantine.packs();
-    let (count, most) = (bounds.entries.saturating_mul(4), bounds.total);
+    let (count, max_bytes) = (bounds.entries.saturating_mul(4), bounds.total);
     let mut indexer =
         Indexer::new(Some(&odb), &dir, 0o444, false).map_err(git("read the agent's pack"))?;
     indexer.progress(move |progress| progress.total_objects() as u64 <= count);
-    let broken = |error: std::io::Error| GitError::BadObject {
+    let unreadable_pack = |error: std::io::Error| GitError::BadObject {
         why: format!("their pack cannot be read: {error}"),
         id: Oid::ZERO_SHA1,
     };
-    indexer.write_all(start).map_err(broken)?;
+    indexer.write_all(start).map_err(unreadable_pack)?;
     let mut total = start.len() as u64;
     let mut buffer = vec![0; 64 * 1024];
     loop {
@@ -168,14 +173,14 @@ fn index_pack(
             break;
         };
         total += chunk.len() as u64;
-        if total > most {
+        if total > max_bytes {
             return Err(GitError::TooMuch {
                 what: "the size of the agent's pack (sandbox.snapshot.total)",
-                bound: most,
+                bound: max_bytes,
                 path: b"import".to_vec(),
             });
         }
-        indexer.write_all(chunk).map_err(broken)?;
+        indexer.write_all(chunk).map_err(unreadable_pack)?;
     }
     indexer.commit().map_err(|error| GitError::BadObject {
         why: format!("their pack cannot be read: {}", error.message()),
@@ -200,77 +205,84 @@ fn submodules(
 }
 
 /// Checks every object that the host does not have.
-struct Check<'a> {
+struct ObjectChecker<'a> {
     odb: &'a Odb<'a>,
     host: &'a Odb<'a>,
     bounds: &'a SnapshotBounds,
     submodules: BTreeSet<Oid>,
-    /// The number of paths below each new tree: a handful of objects can expand to billions.
+    /// The number of paths below each new tree: a few objects can expand to billions of paths.
     trees: HashMap<Oid, u64>,
     blobs: BTreeSet<Oid>,
     bytes: u64,
 }
 
-impl Check<'_> {
-    fn history(&mut self, head: Oid) -> Result<u64, GitError> {
+impl ObjectChecker<'_> {
+    /// Checks all commits that lead to `head`, and returns the number of new ones.
+    fn check_history(&mut self, head: Oid) -> Result<u64, GitError> {
         let mut open = vec![head];
         let mut seen = BTreeSet::new();
         while let Some(id) = open.pop() {
-            if self.has(id) || !seen.insert(id) {
-                if self.kind(id)? != ObjectType::Commit {
-                    return Err(bad("a parent is no commit", id));
+            if self.host_has(id) || !seen.insert(id) {
+                if self.object_kind(id)? != ObjectType::Commit {
+                    return Err(bad_object("a parent is no commit", id));
                 }
                 continue;
             }
             if seen.len() as u64 > self.bounds.entries {
-                return Err(bad("there are too many commits", id));
+                return Err(bad_object("there are too many commits", id));
             }
-            let (tree, parents) = self.commit(id)?;
-            self.tree(tree, 0)?;
+            let (tree, parents) = self.check_commit(id)?;
+            self.check_tree(tree, 0)?;
             open.extend(parents);
         }
         Ok(seen.len() as u64)
     }
 
     /// Whether the operator's repository has the object, and with it everything that it references.
-    fn has(&self, id: Oid) -> bool {
+    fn host_has(&self, id: Oid) -> bool {
         self.host.exists_ext(id, OdbLookupFlags::NO_REFRESH)
     }
 
-    fn kind(&self, id: Oid) -> Result<ObjectType, GitError> {
+    fn object_kind(&self, id: Oid) -> Result<ObjectType, GitError> {
         match self.odb.read_header(id) {
             Ok((_, kind)) => Ok(kind),
-            Err(_) => Err(bad("an object is missing", id)),
+            Err(_) => Err(bad_object("an object is missing", id)),
         }
     }
 
-    fn read(&mut self, id: Oid, kind: ObjectType) -> Result<git2::OdbObject<'_>, GitError> {
+    fn read_object(&mut self, id: Oid, kind: ObjectType) -> Result<git2::OdbObject<'_>, GitError> {
         let (size, found) = self
             .odb
             .read_header(id)
-            .map_err(|_| bad("an object is missing", id))?;
-        self.count(id, size as u64)?;
+            .map_err(|_| bad_object("an object is missing", id))?;
+        self.count_bytes(id, size as u64)?;
         if found != kind {
-            return Err(bad("an object is of another kind than it is used as", id));
+            return Err(bad_object(
+                "an object has another type than its reference requires",
+                id,
+            ));
         }
         self.odb
             .read(id)
-            .map_err(|_| bad("an object cannot be read", id))
+            .map_err(|_| bad_object("an object cannot be read", id))
     }
 
-    fn count(&mut self, id: Oid, size: u64) -> Result<(), GitError> {
+    fn count_bytes(&mut self, id: Oid, size: u64) -> Result<(), GitError> {
         self.bytes = self.bytes.saturating_add(size);
         if size > self.bounds.file || self.bytes > self.bounds.total {
-            return Err(bad("they exceed the limits of sandbox.snapshot", id));
+            return Err(bad_object(
+                "the commits exceed the limits of sandbox.snapshot",
+                id,
+            ));
         }
         Ok(())
     }
 
     /// Checks a commit's header line by line and returns its tree and parents.
-    fn commit(&mut self, id: Oid) -> Result<(Oid, Vec<Oid>), GitError> {
-        let object = self.read(id, ObjectType::Commit)?;
+    fn check_commit(&mut self, id: Oid) -> Result<(Oid, Vec<Oid>), GitError> {
+        let object = self.read_object(id, ObjectType::Commit)?;
         let data = object.data();
-        let malformed = || bad("a commit's header is malformed", id);
+        let malformed = || bad_object("a commit's header is malformed", id);
         let end = data
             .windows(2)
             .position(|pair| pair == b"\n\n")
@@ -303,47 +315,54 @@ impl Check<'_> {
     }
 
     /// Checks a tree and its subtrees, once each.
-    fn tree(&mut self, id: Oid, depth: usize) -> Result<u64, GitError> {
+    fn check_tree(&mut self, id: Oid, depth: usize) -> Result<u64, GitError> {
         if let Some(paths) = self.trees.get(&id) {
             return Ok(*paths);
         }
-        if depth > MAX_DEPTH {
-            return Err(bad("a tree is too deep", id));
+        if depth > MAX_TREE_DEPTH {
+            return Err(bad_object("a tree is too deep", id));
         }
-        let parsed = tree::parse(self.read(id, ObjectType::Tree)?.data());
-        let items = parsed.map_err(|why| bad(why, id))?;
+        let parsed = tree::parse(self.read_object(id, ObjectType::Tree)?.data());
+        let items = parsed.map_err(|why| bad_object(why, id))?;
         let mut paths = 0u64;
         for item in items {
             let below = item.leaf.id;
             paths = paths.saturating_add(match item.leaf.mode {
-                TREE => self.tree(below, depth + 1)?,
+                TREE => self.check_tree(below, depth + 1)?,
                 SUBMODULE if !self.submodules.contains(&below) => {
-                    return Err(bad("a tree has a new link to another repository", id));
+                    return Err(bad_object(
+                        "a tree has a new link to another repository",
+                        id,
+                    ));
                 }
                 SUBMODULE => 1,
                 _ => {
-                    self.blob(below)?;
+                    self.check_blob(below)?;
                     1
                 }
             });
             if paths > self.bounds.entries {
-                return Err(bad("a tree expands to too many paths", id));
+                return Err(bad_object("a tree expands to too many paths", id));
             }
         }
         self.trees.insert(id, paths);
         Ok(paths)
     }
 
-    fn blob(&mut self, id: Oid) -> Result<(), GitError> {
+    /// Checks the type and the size of a blob.
+    fn check_blob(&mut self, id: Oid) -> Result<(), GitError> {
         if self.blobs.contains(&id) {
             return Ok(());
         }
         match self.odb.read_header(id) {
-            Err(_) => return Err(bad("an object is missing", id)),
+            Err(_) => return Err(bad_object("an object is missing", id)),
             Ok((_, kind)) if kind != ObjectType::Blob => {
-                return Err(bad("an object is of another kind than it is used as", id));
+                return Err(bad_object(
+                    "an object has another type than its reference requires",
+                    id,
+                ));
             }
-            Ok((size, _)) if !self.has(id) => self.count(id, size as u64)?,
+            Ok((size, _)) if !self.host_has(id) => self.count_bytes(id, size as u64)?,
             Ok(_) => {}
         }
         self.blobs.insert(id);
@@ -351,7 +370,7 @@ impl Check<'_> {
     }
 }
 
-fn bad(why: &str, id: Oid) -> GitError {
+fn bad_object(why: &str, id: Oid) -> GitError {
     GitError::BadObject {
         why: why.to_owned(),
         id,

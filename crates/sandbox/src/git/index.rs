@@ -1,4 +1,4 @@
-//! The operator's index file: locked like git does, rewritten to a new file, replaced by rename.
+//! Updates the operator's index file as git does: takes its lock, writes a new file and renames it.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -19,13 +19,13 @@ use crate::beneath;
 pub(super) struct IndexLock {
     index: PathBuf,
     lock: PathBuf,
-    fresh: PathBuf,
+    new_index: PathBuf,
 }
 
 impl IndexLock {
-    /// Creates the lock with the journal's name in it, so that recovery after a crash recognises
-    /// it.
-    pub(super) fn take(
+    /// Creates `index.lock` with the journal's name as content, by which recovery after a crash
+    /// recognises the file.
+    pub(super) fn acquire(
         host_repository: &HostRepository,
         journal: &Journal,
     ) -> Result<Self, GitError> {
@@ -36,9 +36,9 @@ impl IndexLock {
                 let taken = Self {
                     index: dir.join("index"),
                     lock,
-                    fresh: journal.next_index(),
+                    new_index: journal.next_index(),
                 };
-                file.write_all(journal.mark().as_bytes())
+                file.write_all(journal.lock_content().as_bytes())
                     .map_err(io("write", &taken.lock))?;
                 Ok(taken)
             }
@@ -56,10 +56,11 @@ impl IndexLock {
         }
     }
 
+    /// Writes a copy of the index without the paths `removed` and with `entries`; returns its path.
     pub(super) fn write(
         &self,
         host_repository: &HostRepository,
-        gone: &[&[u8]],
+        removed: &[&[u8]],
         entries: &[IndexEntry],
     ) -> Result<PathBuf, GitError> {
         let failed = || {
@@ -69,10 +70,10 @@ impl IndexLock {
             ))
         };
         if self.index.exists() {
-            fs::copy(&self.index, &self.fresh).map_err(io("copy", &self.index))?;
+            fs::copy(&self.index, &self.new_index).map_err(io("copy", &self.index))?;
         }
-        let mut index = Index::open(&self.fresh).map_err(failed())?;
-        for path in gone {
+        let mut index = Index::open(&self.new_index).map_err(failed())?;
+        for path in removed {
             index
                 .remove(beneath::path_from_bytes(path), 0)
                 .map_err(failed())?;
@@ -81,7 +82,7 @@ impl IndexLock {
             index.add(entry).map_err(failed())?;
         }
         index.write().map_err(failed())?;
-        Ok(self.fresh.clone())
+        Ok(self.new_index.clone())
     }
 
     /// The path of the current index.
@@ -90,17 +91,17 @@ impl IndexLock {
     }
 
     /// Puts the new index in place and returns the old one's bytes.
-    pub(super) fn swap(&self, fresh: &PathBuf) -> Result<Option<Vec<u8>>, GitError> {
+    pub(super) fn swap(&self, new_index: &PathBuf) -> Result<Option<Vec<u8>>, GitError> {
         let old = fs::read(&self.index).ok();
-        fs::rename(fresh, &self.index).map_err(io("replace", &self.index))?;
+        fs::rename(new_index, &self.index).map_err(io("replace", &self.index))?;
         Ok(old)
     }
 
+    /// Restores the old index.
     pub(super) fn swap_back(&self, old: Option<&[u8]>) {
         let _ = match old {
-            Some(bytes) => {
-                fs::write(&self.fresh, bytes).and_then(|()| fs::rename(&self.fresh, &self.index))
-            }
+            Some(bytes) => fs::write(&self.new_index, bytes)
+                .and_then(|()| fs::rename(&self.new_index, &self.index)),
             None => fs::remove_file(&self.index),
         };
     }
@@ -108,7 +109,7 @@ impl IndexLock {
 
 impl Drop for IndexLock {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.fresh);
+        let _ = fs::remove_file(&self.new_index);
         let _ = fs::remove_file(&self.lock);
     }
 }
@@ -125,7 +126,7 @@ pub(super) fn index_entry(path: &[u8], stamp: &FileStamp) -> IndexEntry {
         ctime: time(stamp.ctime),
         mtime: time(stamp.mtime),
         dev: 0,
-        // Git records the low 32 bits of both, too.
+        // Git, too, records only the low 32 bits of the inode and the size.
         ino: u32::try_from(stamp.ino & 0xffff_ffff).unwrap_or_default(),
         mode: stamp.mode,
         uid: 0,
@@ -159,9 +160,9 @@ pub(super) fn sparse_entry(path: &[u8], leaf: Leaf) -> IndexEntry {
     reason = "an index keeps the low 32 bits, as git does"
 )]
 pub(super) fn full_entry(path: &[u8], leaf: Leaf, stat: &FileStat) -> IndexEntry {
-    let mut seen = stamp(stat);
-    (seen.mode, seen.id) = (leaf.mode, leaf.id);
-    let mut entry = index_entry(path, &seen);
+    let mut file_stamp = stamp(stat);
+    (file_stamp.mode, file_stamp.id) = (leaf.mode, leaf.id);
+    let mut entry = index_entry(path, &file_stamp);
     entry.dev = stat.st_dev as u32;
     (entry.uid, entry.gid) = (stat.st_uid, stat.st_gid);
     entry

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   .git/palisade-landing-<n>           the journal, locked while its update runs
-//!   .git/palisade-landing-<n>.index     the index before
-//!   .git/palisade-landing-<n>.fresh     the index after
-//!   .git/palisade-landing-<n>.next      the same while it is written
-//!   <worktree>/.palisade-landing-<n>/   the staging directory: new-<k> moves in, old-<k> out
+//!   .git/palisade-landing-<n>.index     the index before the update
+//!   .git/palisade-landing-<n>.fresh     the index after the update
+//!   .git/palisade-landing-<n>.next      the new index while it is written
+//!   <worktree>/.palisade-landing-<n>/   the staging directory with new-<k>, the new files,
+//!                                       and old-<k>, the replaced files
 //! ```
 //!
-//! The journal is in `.git`, which no agent can write: a directory in the worktree that only looks
-//! like a staging directory is left alone.
+//! The journal is in `.git`, which no agent can write: a directory in the worktree with the name of
+//! a staging directory, but without a journal, is ignored.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -30,9 +31,11 @@ use super::quarantine::unique_name;
 use super::tree::{Change, Leaf, SUBMODULE};
 use crate::beneath;
 
-const NAME: &str = "palisade-landing-";
+/// The start of the name of a journal.
+const NAME_PREFIX: &str = "palisade-landing-";
 
-/// Present in the staging directory once all new files are written; nothing moves before.
+/// A file that is created in the staging directory when all new files are written. No file is moved
+/// earlier.
 pub(super) const READY: &str = "ready";
 
 /// The state in which an update is complete.
@@ -61,7 +64,7 @@ struct ChangeRecord {
 }
 
 impl ChangeRecord {
-    fn of(change: &Change) -> Self {
+    fn from_change(change: &Change) -> Self {
         let written = |leaf: Leaf| (leaf.mode, leaf.id.to_string());
         Self {
             path: change.path.clone(),
@@ -70,7 +73,7 @@ impl ChangeRecord {
         }
     }
 
-    fn read(&self) -> Option<Change> {
+    fn to_change(&self) -> Option<Change> {
         let leaf = |written: &Option<(u32, String)>| match written {
             None => Some(None),
             Some((mode, id)) => {
@@ -102,7 +105,7 @@ impl Journal {
         goal: Goal,
         changes: &[Change],
     ) -> Result<(Self, PathBuf), GitError> {
-        let name = unique_name(NAME);
+        let name = unique_name(NAME_PREFIX);
         let path = host_repository.repo().path().join(&name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
         let file = file.map_err(io("create", &path))?;
@@ -110,7 +113,7 @@ impl Journal {
         let mut lock = lock.map_err(|(_, errno)| io("lock", &path)(errno))?;
         let record = JournalRecord {
             goal,
-            changes: changes.iter().map(ChangeRecord::of).collect(),
+            changes: changes.iter().map(ChangeRecord::from_change).collect(),
         };
         let text = serde_json::to_vec(&record).map_err(std::io::Error::other);
         text.and_then(|text| lock.write_all(&text))
@@ -126,19 +129,19 @@ impl Journal {
     }
 
     /// The content of index.lock, which names its owner.
-    pub(super) fn mark(&self) -> String {
-        mark(&self.path)
+    pub(super) fn lock_content(&self) -> String {
+        lock_content(&self.path)
     }
 
     /// The path at which the new index is written.
     pub(super) fn next_index(&self) -> PathBuf {
-        let [_, _, next] = indexes(&self.path);
+        let [_, _, next] = index_paths(&self.path);
         next
     }
 
     /// Saves the current index before `fresh` replaces it.
     pub(super) fn keep_index(&self, index: &Path, fresh: &Path) -> Result<(), GitError> {
-        let [old, new, _] = indexes(&self.path);
+        let [old, new, _] = index_paths(&self.path);
         if index.exists() {
             fs::copy(fresh, &new).map_err(io("copy", fresh))?;
             fs::copy(index, &old).map_err(io("copy", index))?;
@@ -146,8 +149,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Keeps the journal for the next update to recover.
-    pub(super) fn leave(&mut self) {
+    /// Keeps the journal on drop, so that the next update recovers.
+    pub(super) fn keep(&mut self) {
         self.kept = true;
     }
 }
@@ -155,37 +158,38 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if !self.kept {
-            close(&self.path);
+            remove_journal(&self.path);
         }
     }
 }
 
-fn mark(journal: &Path) -> String {
+fn lock_content(journal: &Path) -> String {
     let name = journal.file_name().unwrap_or_default();
     format!("{}\n", name.to_string_lossy())
 }
 
-fn indexes(journal: &Path) -> [PathBuf; 3] {
+fn index_paths(journal: &Path) -> [PathBuf; 3] {
     ["index", "fresh", "next"].map(|end| journal.with_extension(end))
 }
 
-fn close(journal: &Path) {
-    for path in indexes(journal) {
+fn remove_journal(journal: &Path) {
+    for path in index_paths(journal) {
         let _ = fs::remove_file(path);
     }
     let _ = fs::remove_file(journal);
 }
 
 impl HostRepository {
-    /// Recovers from a crash in the middle of a merge, an apply or a checkout: rolls it back, or
-    /// finishes if only clean-up was left. Returns a sentence for each.
+    /// Recovers from a crash in the middle of a merge, an apply or a checkout: rolls the update
+    /// back, or completes it if only clean-up was missing. Returns a message for each recovered
+    /// update.
     pub fn recover(&self) -> Result<Vec<String>, GitError> {
         let dir = self.repo().path();
         let mut messages = Vec::new();
         for entry in fs::read_dir(dir).map_err(io("list", dir))?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if !name.starts_with(NAME) || name.contains('.') {
+            if !name.starts_with(NAME_PREFIX) || name.contains('.') {
                 continue;
             }
             let journal = entry.path();
@@ -213,7 +217,7 @@ impl HostRepository {
                 let changes = record
                     .changes
                     .iter()
-                    .filter_map(ChangeRecord::read)
+                    .filter_map(ChangeRecord::to_change)
                     .collect();
                 let left = InterruptedUpdate {
                     host_repository: self,
@@ -230,13 +234,13 @@ impl HostRepository {
             }
         };
         let lock = self.repo().path().join("index.lock");
-        if fs::read(&lock).is_ok_and(|text| text == mark(journal).into_bytes()) {
+        if fs::read(&lock).is_ok_and(|text| text == lock_content(journal).into_bytes()) {
             fs::remove_file(&lock).map_err(io("remove", &lock))?;
         }
         if stage.is_dir() && !stage.is_symlink() {
             fs::remove_dir_all(&stage).map_err(io("remove", &stage))?;
         }
-        close(journal);
+        remove_journal(journal);
         Ok(message.map(str::to_owned))
     }
 }
@@ -261,7 +265,9 @@ impl InterruptedUpdate<'_> {
             Goal::Reference { name, commit } => {
                 let now = repo.refname_to_id(name).ok();
                 match (now, Oid::from_str(commit).ok()) {
-                    (Some(now), Some(commit)) => self.host_repository.follows(now, commit)?,
+                    (Some(now), Some(commit)) => {
+                        self.host_repository.is_or_descends_from(now, commit)?
+                    }
                     _ => false,
                 }
             }
@@ -274,10 +280,10 @@ impl InterruptedUpdate<'_> {
         path.symlink_metadata().is_ok()
     }
 
-    /// Rolls back the steps that the files show. A path that the operator changed since is not
-    /// touched, and stops the rollback.
+    /// Rolls back the completed steps, which it derives from the existing files. If the operator
+    /// has changed a path since, the path is kept, and the rollback ends with an error.
     fn roll_back(&self, journal: &Path) -> Result<(), GitError> {
-        let stuck = |path: &[u8]| GitError::Interrupted {
+        let interrupted = |path: &[u8]| GitError::Interrupted {
             path: path.to_vec(),
             stage: self.stage.to_owned(),
         };
@@ -294,14 +300,14 @@ impl InterruptedUpdate<'_> {
                 .root()
                 .join(beneath::path_from_bytes(&change.path));
             // The new file may be absent, removed since, or replaced by the old one.
-            if matches_blob(&self.worktree, &change.path, new).map_err(io("look at", &at))? {
+            if matches_blob(&self.worktree, &change.path, new).map_err(io("stat", &at))? {
                 self.unlink(&change.path).map_err(io("remove", &at))?;
             }
         }
         for (number, change) in self.changes.iter().enumerate() {
             if change.old.filter(is_file).is_some() && self.is_staged("old", number) {
                 self.move_back(&staged, number, &change.path)
-                    .map_err(|_| stuck(&change.path))?;
+                    .map_err(|_| interrupted(&change.path))?;
             }
         }
         self.restore_index(journal)
@@ -339,9 +345,9 @@ impl InterruptedUpdate<'_> {
         renameat2(staged, kept.as_str(), &dir, name.as_c_str(), flags)
     }
 
-    /// Restores the old index if the current one is the update's.
+    /// Restores the old index if the current index was written by the update.
     fn restore_index(&self, journal: &Path) -> Result<(), GitError> {
-        let [old, new, _] = indexes(journal);
+        let [old, new, _] = index_paths(journal);
         let index = self.host_repository.repo().path().join("index");
         let (Ok(now), Ok(new)) = (fs::read(&index), fs::read(&new)) else {
             return Ok(());

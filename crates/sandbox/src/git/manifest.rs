@@ -13,8 +13,8 @@ use super::error::{GitError, io};
 /// Seconds and nanoseconds since the epoch, in the file system's clock.
 pub type FileTime = (i64, i64);
 
-/// A file that changed this shortly before the manifest was taken may change again within the same
-/// tick of the kernel's clock (at most 10 ms), so it is read again.
+/// A file that changed less than this before the manifest was taken is read again, because it may
+/// change again within the same tick of the kernel's clock (at most 10 ms).
 const CLOCK_TICK_NANOS: i64 = 20_000_000;
 
 /// The stat data and the blob of one file.
@@ -39,7 +39,7 @@ pub struct FileStamp {
 pub struct Manifest {
     /// When the stat data was taken.
     pub taken: FileTime,
-    /// By path from the workspace's root.
+    /// The stamps, by path from the workspace's root.
     pub entries: BTreeMap<Vec<u8>, FileStamp>,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn now() -> FileTime {
 
 impl FileStamp {
     /// Whether a file with the stat data `seen` is unchanged since this stamp.
-    pub(super) fn holds(&self, seen: &FileStamp, taken: FileTime) -> bool {
+    pub(super) fn matches(&self, seen: &FileStamp, taken: FileTime) -> bool {
         let settled = nanos(self.ctime) + i128::from(CLOCK_TICK_NANOS) < nanos(taken);
         settled
             && self.mode == seen.mode
@@ -128,20 +128,21 @@ impl Manifest {
     /// Reads what [`Manifest::save`] wrote.
     pub fn load(path: &Path) -> Result<Self, GitError> {
         let text = std::fs::read(path).map_err(io("open", path))?;
-        read(&text).ok_or_else(|| GitError::BadManifest(path.to_owned()))
+        parse(&text).ok_or_else(|| GitError::BadManifest(path.to_owned()))
     }
 }
 
-fn read(text: &[u8]) -> Option<Manifest> {
-    let (head, mut rest) = line(text)?;
+fn parse(text: &[u8]) -> Option<Manifest> {
+    let (head, mut rest) = split_line(text)?;
     let head = head.strip_prefix("palisade manifest 1 ")?;
     let mut head = head.split(' ');
     let taken = (head.next()?.parse().ok()?, head.next()?.parse().ok()?);
     let count: usize = head.next()?.parse().ok()?;
-    // Every entry takes more than 64 bytes, whatever the count says.
+    // Every entry takes more than 64 bytes, so a wrong count cannot reserve more memory than the
+    // file needs.
     let mut entries = Vec::with_capacity(count.min(rest.len() / 64));
     for _ in 0..count {
-        let (words, after) = line(rest)?;
+        let (words, after) = split_line(rest)?;
         let mut words = words.split(' ');
         let mode = u32::from_str_radix(words.next()?, 8).ok()?;
         let size = words.next()?.parse().ok()?;
@@ -175,7 +176,7 @@ fn hex(digit: u8) -> u8 {
 }
 
 /// Splits off the first line.
-fn line(text: &[u8]) -> Option<(&str, &[u8])> {
+fn split_line(text: &[u8]) -> Option<(&str, &[u8])> {
     let end = text.iter().position(|b| *b == b'\n')?;
     let (line, rest) = text.split_at_checked(end)?;
     Some((std::str::from_utf8(line).ok()?, rest.get(1..)?))
@@ -221,8 +222,8 @@ mod tests {
     #[test]
     fn file_changed_in_the_last_tick_is_read_again() {
         let old = stamp((100, 0));
-        assert!(old.holds(&old, (100, 30_000_000)));
-        assert!(!old.holds(&old, (100, 10_000_000)));
-        assert!(!old.holds(&stamp((100, 1)), (200, 0)));
+        assert!(old.matches(&old, (100, 30_000_000)));
+        assert!(!old.matches(&old, (100, 10_000_000)));
+        assert!(!old.matches(&stamp((100, 1)), (200, 0)));
     }
 }

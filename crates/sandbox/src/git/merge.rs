@@ -50,11 +50,11 @@ impl HostRepository {
         mode: MergeMode,
         message: Option<&str>,
     ) -> Result<MergeOutcome, GitError> {
-        let Some(plan) = self.join(slug)? else {
-            return self.nothing_to_do();
+        let Some(plan) = self.plan_merge(slug)? else {
+            return self.unchanged_outcome();
         };
         let head = plan.head.commit;
-        let can_forward = self.follows(plan.tip, head)?;
+        let can_forward = self.is_or_descends_from(plan.tip, head)?;
         let commit = match mode {
             MergeMode::Auto | MergeMode::FastForward if can_forward => plan.tip,
             MergeMode::FastForward => return Err(GitError::NotFastForward(slug.branch())),
@@ -105,8 +105,8 @@ impl HostRepository {
         if self.repo().is_bare() {
             return Err(GitError::Bare(self.root().to_owned()));
         }
-        let Some(plan) = self.join(slug)? else {
-            return self.nothing_to_do();
+        let Some(plan) = self.plan_merge(slug)? else {
+            return self.unchanged_outcome();
         };
         let commit = plan.head.commit;
         let paths = plan
@@ -122,7 +122,7 @@ impl HostRepository {
         })
     }
 
-    fn nothing_to_do(&self) -> Result<MergeOutcome, GitError> {
+    fn unchanged_outcome(&self) -> Result<MergeOutcome, GitError> {
         Ok(MergeOutcome {
             commit: self.head()?.commit,
             moved: false,
@@ -130,35 +130,37 @@ impl HostRepository {
         })
     }
 
-    /// Merges in memory. `None` if the operator's branch already contains the sandbox's.
-    fn join(&self, slug: &Slug) -> Result<Option<MergePlan>, GitError> {
+    /// Merges in memory. `None` if the operator's branch already contains the sandbox's branch.
+    fn plan_merge(&self, slug: &Slug) -> Result<Option<MergePlan>, GitError> {
         let repo = self.repo();
         self.recover()?;
         self.refuse_repository_busy()?;
         let head = self.head()?;
         let tip = self.tip(slug)?;
-        if tip == head.commit || self.follows(head.commit, tip)? {
+        if tip == head.commit || self.is_or_descends_from(head.commit, tip)? {
             return Ok(None);
         }
         self.base(slug, tip)?;
         let failed = || git(format!("merge '{}'", slug.branch()));
-        let from_libgit2 = repo.find_commit(head.commit).map_err(failed())?;
-        let to_libgit2 = repo.find_commit(tip).map_err(failed())?;
-        let tree = if self.follows(tip, head.commit)? {
-            to_libgit2.tree_id()
+        let ours = repo.find_commit(head.commit).map_err(failed())?;
+        let theirs = repo.find_commit(tip).map_err(failed())?;
+        let tree = if self.is_or_descends_from(tip, head.commit)? {
+            theirs.tree_id()
         } else {
             let mut options = MergeOptions::new();
             options.find_renames(true).target_limit(1000);
             let mut index = repo
-                .merge_commits(&from_libgit2, &to_libgit2, Some(&options))
+                .merge_commits(&ours, &theirs, Some(&options))
                 .map_err(failed())?;
             if index.has_conflicts() {
-                return Err(GitError::Conflicts(conflicts(&index).map_err(failed())?));
+                return Err(GitError::Conflicts(
+                    conflicting_paths(&index).map_err(failed())?,
+                ));
             }
             index.write_tree_to(repo).map_err(failed())?
         };
         let odb = repo.odb().map_err(git("open the objects"))?;
-        let changes = tree::changes(&odb, Some(from_libgit2.tree_id()), Some(tree))?;
+        let changes = tree::changes(&odb, Some(ours.tree_id()), Some(tree))?;
         for change in &changes {
             change.check()?;
         }
@@ -181,7 +183,8 @@ impl HostRepository {
         }
     }
 
-    pub(super) fn follows(&self, commit: Oid, ancestor: Oid) -> Result<bool, GitError> {
+    /// Whether `commit` is `ancestor` or a descendant of it.
+    pub(super) fn is_or_descends_from(&self, commit: Oid, ancestor: Oid) -> Result<bool, GitError> {
         if commit == ancestor {
             return Ok(true);
         }
@@ -199,9 +202,9 @@ impl HostRepository {
             .map(|id| repo.find_commit(*id))
             .collect::<Result<Vec<_>, _>>()
             .map_err(failed())?;
-        let who = self.signature()?;
+        let author = self.signature()?;
         let parents: Vec<_> = parents.iter().collect();
-        repo.commit(None, &who, &who, message, &tree, &parents)
+        repo.commit(None, &author, &author, message, &tree, &parents)
             .map_err(failed())
     }
 
@@ -214,7 +217,7 @@ impl HostRepository {
     }
 }
 
-fn conflicts(index: &git2::Index) -> Result<Vec<Vec<u8>>, git2::Error> {
+fn conflicting_paths(index: &git2::Index) -> Result<Vec<Vec<u8>>, git2::Error> {
     let mut paths = Vec::new();
     for conflict in index.conflicts()? {
         let conflict = conflict?;

@@ -38,23 +38,23 @@ pub(super) fn check_name(name: &[u8]) -> Result<(), &'static str> {
 /// dots, spaces and streams (CVE-2014-9390, CVE-2019-1352), HFS+'s ignored code points, and a
 /// backslash as Windows' separator.
 pub fn is_dot_git(name: &[u8]) -> bool {
-    // Most names are rejected here: a spelling of `.git` starts with a dot, a `g`, or a code point
-    // that HFS+ ignores.
+    // Most names return early: a spelling of `.git` starts with a dot, a `g`, or a code point that
+    // HFS+ ignores.
     let first = name.first().copied().unwrap_or_default();
     if !matches!(first, b'.' | b'g' | b'G' | 0x80..) && !name.contains(&b'\\') {
         return false;
     }
     name.split(|b| *b == b'\\')
-        .any(|part| is_ntfs(part, b".git", b"git~1") || is_hfs(part, ".git"))
+        .any(|part| matches_on_ntfs(part, b".git", b"git~1") || matches_on_hfs(part, ".git"))
 }
 
 /// Whether some file system treats this name as `.gitmodules`, which git refuses as a symbolic
 /// link.
 pub(super) fn is_dot_gitmodules(name: &[u8]) -> bool {
-    is_ntfs(name, b".gitmodules", b"gitmod~1") || is_hfs(name, ".gitmodules")
+    matches_on_ntfs(name, b".gitmodules", b"gitmod~1") || matches_on_hfs(name, ".gitmodules")
 }
 
-fn is_ntfs(name: &[u8], long: &[u8], short: &[u8]) -> bool {
+fn matches_on_ntfs(name: &[u8], long: &[u8], short: &[u8]) -> bool {
     let stream = name.split(|b| *b == b':').next().unwrap_or_default();
     let tail = stream
         .iter()
@@ -67,7 +67,7 @@ fn is_ntfs(name: &[u8], long: &[u8], short: &[u8]) -> bool {
     bare.eq_ignore_ascii_case(long) || bare.eq_ignore_ascii_case(short)
 }
 
-fn is_hfs(name: &[u8], wanted: &str) -> bool {
+fn matches_on_hfs(name: &[u8], wanted: &str) -> bool {
     let seen = String::from_utf8_lossy(name);
     seen.chars()
         .filter(|c| !is_ignored_by_hfs(*c))

@@ -14,7 +14,7 @@ use crate::parallel::parallel;
 
 /// Changes the owner of one file, directory or link.
 pub(super) fn chown(path: &Path, (user, group): Owner) -> Result<(), GitError> {
-    lchown(path, Some(user), Some(group)).map_err(io("give away", path))
+    lchown(path, Some(user), Some(group)).map_err(io("change the owner of", path))
 }
 
 /// Changes the owner of a directory and everything below it.
@@ -22,7 +22,7 @@ pub(super) fn chown_below(dir: &Path, owner: Owner) -> Result<(), GitError> {
     chown(dir, owner)?;
     for entry in fs::read_dir(dir).map_err(io("list", dir))? {
         let entry = entry.map_err(io("list", dir))?;
-        if entry.file_type().map_err(io("look at", dir))?.is_dir() {
+        if entry.file_type().map_err(io("stat", dir))?.is_dir() {
             chown_below(&entry.path(), owner)?;
         } else {
             chown(&entry.path(), owner)?;
@@ -39,19 +39,19 @@ pub(super) fn chown_manifest(
     owner: Owner,
 ) -> Result<Manifest, GitError> {
     let below: Vec<_> = directories(manifest.modes()).into_iter().collect();
-    let nothing = || Ok(());
-    parallel(&below, nothing, |(), path| {
+    let no_state = || Ok(());
+    parallel(&below, no_state, |(), path| {
         chown(&root.join(beneath::path_from_bytes(path)), owner)
     })?;
     let rows: Vec<_> = manifest.entries.iter().collect();
-    let entries = parallel(&rows, nothing, |(), (path, stamp)| {
+    let entries = parallel(&rows, no_state, |(), (path, stamp)| {
         if stamp.mode == SUBMODULE {
             return Ok(((*path).clone(), **stamp));
         }
         let at = root.join(beneath::path_from_bytes(path));
         chown(&at, owner)?;
-        let given = fs::symlink_metadata(&at).map_err(io("look at", &at))?;
-        Ok(((*path).clone(), stamp_of(&given, stamp)))
+        let metadata = fs::symlink_metadata(&at).map_err(io("stat", &at))?;
+        Ok(((*path).clone(), stamp_of(&metadata, stamp)))
     })?;
     Ok(Manifest {
         taken: now(),
@@ -67,21 +67,21 @@ pub(super) fn chown_all(
     manifest: &Manifest,
     owner: Owner,
 ) -> Result<Manifest, GitError> {
-    let is_known = |path: &[u8], stamp: &FileStamp| {
+    let is_unchanged = |path: &[u8], stamp: &FileStamp| {
         let found = fs::symlink_metadata(root.join(beneath::path_from_bytes(path)));
         stamp.mode != SUBMODULE && found.is_ok_and(|found| stamp_of(&found, stamp) == *stamp)
     };
     let mut entries = manifest.entries.clone();
-    let known: Vec<_> = manifest
+    let unchanged: Vec<_> = manifest
         .entries
         .iter()
-        .filter(|(path, stamp)| is_known(path, stamp))
+        .filter(|(path, stamp)| is_unchanged(path, stamp))
         .collect();
     chown_below(root, owner)?;
-    for (path, stamp) in known {
+    for (path, stamp) in unchanged {
         let at = root.join(beneath::path_from_bytes(path));
-        let given = fs::symlink_metadata(&at).map_err(io("look at", &at))?;
-        entries.insert(path.clone(), stamp_of(&given, stamp));
+        let metadata = fs::symlink_metadata(&at).map_err(io("stat", &at))?;
+        entries.insert(path.clone(), stamp_of(&metadata, stamp));
     }
     let taken = now();
     Ok(Manifest { taken, entries })

@@ -1,5 +1,5 @@
-//! Builds the packs that a push from the operator's repository would send, and packs of what
-//! upstream has.
+//! Builds the packs that a push from the operator's repository would send, and packs of objects
+//! that upstream has.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -13,13 +13,14 @@ use super::error::{GitError, git, io};
 use super::host_repository::HostRepository;
 
 impl HostRepository {
-    /// Resolves a revision to an object, and to the full name of the ref if it is one.
+    /// Resolves a revision to an object, and to the full name of the ref if the revision is a ref.
     pub fn find(&self, revision: &str) -> Result<(ObjectId, Option<String>), GitError> {
         let (object, reference) = self
             .repo()
             .revparse_ext(revision)
             .map_err(git(format!("find '{revision}'")))?;
-        let name = reference.map(|one| String::from_utf8_lossy(one.name_bytes()).into_owned());
+        let name =
+            reference.map(|reference| String::from_utf8_lossy(reference.name_bytes()).into_owned());
         Ok((from_libgit2(object.id())?, name))
     }
 
@@ -49,61 +50,65 @@ impl HostRepository {
         new: &ObjectId,
         has: &[ObjectId],
     ) -> Result<(File, Vec<ObjectId>), GitError> {
-        const DOING: &str = "pack the commits";
+        const OPERATION: &str = "pack the commits";
         let has = has.iter().map(to_libgit2).collect::<Result<Vec<_>, _>>()?;
         let object = self
             .repo()
             .find_object(to_libgit2(new)?, None)
-            .map_err(git(DOING))?;
-        let mut walk = self.repo().revwalk().map_err(git(DOING))?;
-        let tip = object.peel_to_commit().map_err(git(DOING))?;
-        let steer = |walk: &mut git2::Revwalk<'_>| {
+            .map_err(git(OPERATION))?;
+        let mut walk = self.repo().revwalk().map_err(git(OPERATION))?;
+        let tip = object.peel_to_commit().map_err(git(OPERATION))?;
+        let select_commits = |walk: &mut git2::Revwalk<'_>| {
             walk.push(tip.id())?;
             has.iter().try_for_each(|id| walk.hide(*id))
         };
-        steer(&mut walk).map_err(git(DOING))?;
+        select_commits(&mut walk).map_err(git(OPERATION))?;
         let pushed = walk.by_ref().collect::<Result<HashSet<Oid>, _>>();
-        let pushed = pushed.map_err(git(DOING))?;
+        let pushed = pushed.map_err(git(OPERATION))?;
         let mut below = HashSet::new();
         for id in &pushed {
-            let commit = self.repo().find_commit(*id).map_err(git(DOING))?;
+            let commit = self.repo().find_commit(*id).map_err(git(OPERATION))?;
             below.extend(
                 commit
                     .parent_ids()
                     .filter(|parent| !pushed.contains(parent)),
             );
         }
-        steer(&mut walk).map_err(git(DOING))?;
-        let mut packer = self.repo().packbuilder().map_err(git(DOING))?;
-        packer.insert_walk(&mut walk).map_err(git(DOING))?;
+        select_commits(&mut walk).map_err(git(OPERATION))?;
+        let mut packer = self.repo().packbuilder().map_err(git(OPERATION))?;
+        packer.insert_walk(&mut walk).map_err(git(OPERATION))?;
         // The annotated tags that lead to the commit.
-        let mut at = object;
-        while at.kind() == Some(ObjectType::Tag) {
-            packer.insert_object(at.id(), None).map_err(git(DOING))?;
-            let Some(tag) = at.as_tag() else { break };
-            at = tag.target().map_err(git(DOING))?;
+        let mut current = object;
+        while current.kind() == Some(ObjectType::Tag) {
+            packer
+                .insert_object(current.id(), None)
+                .map_err(git(OPERATION))?;
+            let Some(tag) = current.as_tag() else { break };
+            current = tag.target().map_err(git(OPERATION))?;
         }
         let below = below
             .into_iter()
             .map(from_libgit2)
             .collect::<Result<_, _>>()?;
-        Ok((spool(&mut packer)?, below))
+        Ok((write_to_temporary_file(&mut packer)?, below))
     }
 
     /// Builds a pack of these commits and their trees, and of their blobs if `with_files`.
     pub fn pack_tips(&self, tips: &[ObjectId], with_files: bool) -> Result<File, GitError> {
-        const DOING: &str = "pack what upstream has";
-        let mut packer = self.repo().packbuilder().map_err(git(DOING))?;
+        const OPERATION: &str = "pack the objects that upstream has";
+        let mut packer = self.repo().packbuilder().map_err(git(OPERATION))?;
         for tip in tips {
             let tip = to_libgit2(tip)?;
             if with_files {
-                packer.insert_commit(tip).map_err(git(DOING))?;
+                packer.insert_commit(tip).map_err(git(OPERATION))?;
                 continue;
             }
-            let commit = self.repo().find_commit(tip).map_err(git(DOING))?;
-            let tree = commit.tree().map_err(git(DOING))?;
-            packer.insert_object(tip, None).map_err(git(DOING))?;
-            packer.insert_object(tree.id(), None).map_err(git(DOING))?;
+            let commit = self.repo().find_commit(tip).map_err(git(OPERATION))?;
+            let tree = commit.tree().map_err(git(OPERATION))?;
+            packer.insert_object(tip, None).map_err(git(OPERATION))?;
+            packer
+                .insert_object(tree.id(), None)
+                .map_err(git(OPERATION))?;
             let mut failed = None;
             let walked = tree.walk(TreeWalkMode::PreOrder, |_, entry| {
                 if entry.kind() == Some(ObjectType::Tree)
@@ -114,9 +119,9 @@ impl HostRepository {
                 }
                 TreeWalkResult::Ok
             });
-            failed.map_or(walked, Err).map_err(git(DOING))?;
+            failed.map_or(walked, Err).map_err(git(OPERATION))?;
         }
-        spool(&mut packer)
+        write_to_temporary_file(&mut packer)
     }
 }
 
@@ -131,9 +136,9 @@ fn from_libgit2(id: Oid) -> Result<ObjectId, GitError> {
     })
 }
 
-fn spool(packer: &mut PackBuilder<'_>) -> Result<File, GitError> {
-    let spooling = |error| io("write a pack to", Path::new("a temporary file"))(error);
-    let mut file = tempfile::tempfile().map_err(spooling)?;
+fn write_to_temporary_file(packer: &mut PackBuilder<'_>) -> Result<File, GitError> {
+    let write_error = |error| io("write a pack to", Path::new("a temporary file"))(error);
+    let mut file = tempfile::tempfile().map_err(write_error)?;
     let mut failed = None;
     let packed = packer.foreach(|bytes| match file.write_all(bytes) {
         Ok(()) => true,
@@ -143,9 +148,9 @@ fn spool(packer: &mut PackBuilder<'_>) -> Result<File, GitError> {
         }
     });
     if let Some(error) = failed {
-        return Err(spooling(error));
+        return Err(write_error(error));
     }
     packed.map_err(git("pack objects"))?;
-    file.rewind().map_err(spooling)?;
+    file.rewind().map_err(write_error)?;
     Ok(file)
 }

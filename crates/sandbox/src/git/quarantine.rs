@@ -12,20 +12,23 @@ use nix::fcntl::{Flock, FlockArg};
 use super::error::{GitError, git, io};
 use super::host_repository::HostRepository;
 
-const PREFIX: &str = "tmp_objdir-palisade-";
+/// The start of the name of a quarantine directory.
+const NAME_PREFIX: &str = "tmp_objdir-palisade-";
 
-static NEXT: AtomicU64 = AtomicU64::new(0);
+/// The number in the next unique name of this process.
+static NEXT_NAME: AtomicU64 = AtomicU64::new(0);
 
 /// Returns a name that no other call and no other process uses.
 pub(super) fn unique_name(prefix: &str) -> String {
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let next = NEXT_NAME.fetch_add(1, Ordering::Relaxed);
     format!("{prefix}{}-{next}", std::process::id())
 }
 
 /// A bare repository that reads the host's objects as an alternate and writes to its own directory.
 /// A failed snapshot or import leaves nothing in the operator's repository.
 ///
-/// Its name has the prefix of git's own quarantine, so that `git gc` removes it after a crash.
+/// The directory's name has the prefix of git's own quarantine, so that `git gc` removes the
+/// directory after a crash.
 pub(crate) struct Quarantine {
     dir: PathBuf,
     /// Held while the quarantine is in use; an unlocked directory was left by a killed process.
@@ -38,18 +41,18 @@ impl Quarantine {
     pub(crate) fn open(host_repository: &HostRepository) -> Result<Self, GitError> {
         let host = host_repository.objects();
         let host = fs::canonicalize(&host).map_err(io("find", &host))?;
-        sweep(&host);
+        remove_abandoned(&host);
         loop {
-            let dir = host.join(unique_name(PREFIX));
+            let dir = host.join(unique_name(NAME_PREFIX));
             fs::DirBuilder::new()
                 .mode(0o700)
                 .create(&dir)
                 .map_err(io("create", &dir))?;
-            let Some(lock) = claim(&dir, FlockArg::LockExclusive) else {
+            let Some(lock) = lock_directory(&dir, FlockArg::LockExclusive) else {
                 // Another process removed the directory before it was locked.
                 continue;
             };
-            return match Self::fill(&dir, &host, host_repository) {
+            return match Self::create_repository(&dir, &host, host_repository) {
                 Ok(repo) => Ok(Self {
                     dir,
                     _lock: lock,
@@ -64,7 +67,7 @@ impl Quarantine {
         }
     }
 
-    fn fill(
+    fn create_repository(
         dir: &Path,
         host: &Path,
         host_repository: &HostRepository,
@@ -89,12 +92,12 @@ impl Quarantine {
             let path = dir.join(name);
             fs::write(&path, text).map_err(io("write", &path))?;
         }
-        // A shallow repository's boundary applies here too.
+        // The boundary of a shallow repository applies to the quarantine, too.
         let shallow = host_repository.repo().commondir().join("shallow");
         if shallow.exists() {
             fs::copy(&shallow, dir.join("shallow")).map_err(io("copy", &shallow))?;
         }
-        // Not `open_bare`, which does not read `shallow`.
+        // `open_bare` is not used, because it does not read `shallow`.
         let flags = RepositoryOpenFlags::NO_SEARCH | RepositoryOpenFlags::BARE;
         Repository::open_ext(dir, flags, std::iter::empty::<&Path>())
             .map_err(git("open a quarantine for new objects"))
@@ -126,13 +129,14 @@ impl Quarantine {
             }
             for object in fs::read_dir(entry.path()).map_err(io("list", &entry.path()))? {
                 let object = object.map_err(io("list", &entry.path()))?;
-                move_in(&object.path(), &to.join(object.file_name()))?;
+                move_object(&object.path(), &to.join(object.file_name()))?;
             }
         }
         self.publish_packs()
     }
 
-    /// The pack index is moved last, because git uses a pack as soon as its index exists.
+    /// Moves the packs to the host's repository, each index after its pack, because git uses a pack
+    /// as soon as the index exists.
     fn publish_packs(&self) -> Result<(), GitError> {
         let own = self.packs();
         let mut packs: Vec<_> = fs::read_dir(&own)
@@ -144,7 +148,7 @@ impl Quarantine {
         let to = self.host.join("pack");
         for path in packs {
             if let Some(name) = path.file_name() {
-                move_in(&path, &to.join(name))?;
+                move_object(&path, &to.join(name))?;
             }
         }
         Ok(())
@@ -152,7 +156,7 @@ impl Quarantine {
 }
 
 /// Locks a directory; `None` if it was removed before the lock was held.
-fn claim(dir: &Path, how: FlockArg) -> Option<Flock<File>> {
+fn lock_directory(dir: &Path, how: FlockArg) -> Option<Flock<File>> {
     use std::os::unix::fs::MetadataExt;
     let lock = Flock::lock(File::open(dir).ok()?, how).ok()?;
     let (held, found) = (lock.metadata().ok()?, fs::symlink_metadata(dir).ok()?);
@@ -160,19 +164,21 @@ fn claim(dir: &Path, how: FlockArg) -> Option<Flock<File>> {
 }
 
 /// Removes unlocked quarantine directories that killed processes left.
-fn sweep(objects: &Path) {
+fn remove_abandoned(objects: &Path) {
     for entry in fs::read_dir(objects).into_iter().flatten().flatten() {
-        let from_libgit2 = entry
+        let is_quarantine = entry
             .file_name()
             .as_encoded_bytes()
-            .starts_with(PREFIX.as_bytes());
-        if from_libgit2 && let Some(_held) = claim(&entry.path(), FlockArg::LockExclusiveNonblock) {
+            .starts_with(NAME_PREFIX.as_bytes());
+        if is_quarantine
+            && let Some(_held) = lock_directory(&entry.path(), FlockArg::LockExclusiveNonblock)
+        {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-fn move_in(from: &Path, to: &Path) -> Result<(), GitError> {
+fn move_object(from: &Path, to: &Path) -> Result<(), GitError> {
     if to.exists() {
         return Ok(());
     }

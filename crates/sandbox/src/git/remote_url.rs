@@ -1,4 +1,4 @@
-//! URLs of remotes, in both forms that git knows: `scheme://user@host:port/path` and
+//! URLs of remotes, in both forms that git accepts: `scheme://user@host:port/path` and
 //! `user@host:path` (git-fetch(1), 'Git URLs').
 
 /// The parts of a remote's URL as written.

@@ -7,7 +7,7 @@ use super::names::quote;
 pub struct SensitivePath {
     /// The path.
     pub path: Vec<u8>,
-    /// A short description of its effect.
+    /// A short description of the path's effect.
     pub why: &'static str,
 }
 
@@ -61,6 +61,7 @@ const FILES: &[(&str, &str)] = &[
     ("build.rs", "runs when the package is built"),
 ];
 
+/// The names of git hooks.
 const HOOKS: &[&str] = &[
     "applypatch-msg",
     "commit-msg",

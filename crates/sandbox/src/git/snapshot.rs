@@ -48,8 +48,8 @@ impl Default for SnapshotBounds {
 
 /// Yields the entries of a snapshot. An entry is valid until the next call.
 pub trait SnapshotSource {
-    /// The time at which reading began.
-    fn began(&self) -> FileTime;
+    /// Returns the time at which the source started reading.
+    fn start_time(&self) -> FileTime;
 
     /// Returns the next entry; `None` at the end.
     fn next(&mut self) -> Result<Option<SnapshotEntry<'_>>, GitError>;
@@ -57,7 +57,7 @@ pub trait SnapshotSource {
 
 /// One path of a workspace.
 pub struct SnapshotEntry<'a> {
-    /// From the workspace's root, with `/` between names.
+    /// The path from the workspace's root, with `/` between names.
     pub path: &'a [u8],
     /// The content at the path.
     pub content: EntryContent<'a>,
@@ -67,20 +67,21 @@ pub struct SnapshotEntry<'a> {
 
 /// The content at a path.
 pub enum EntryContent<'a> {
-    /// The entry of the manifest. A stream cannot name an object, only a path of the manifest.
+    /// The file is the same as in the manifest. An unchanged entry can only refer to a path of the
+    /// manifest, and to no other object.
     Unchanged,
     /// A file.
     File {
-        /// Whether its owner may execute it.
+        /// Whether the file's owner may execute it.
         executable: bool,
-        /// Its size when it was opened.
+        /// The size of the file when it was opened.
         size: u64,
-        /// Its bytes.
+        /// The content of the file.
         body: &'a mut dyn Read,
     },
     /// A link's text.
     Link(&'a [u8]),
-    /// An entry that is not stored.
+    /// An entry that the snapshot does not store.
     Skipped(SkipReason),
 }
 
@@ -93,7 +94,8 @@ pub enum SkipReason {
     Socket,
     /// A device.
     Device,
-    /// The `.git` of a repository inside the workspace; its files are taken as files.
+    /// The `.git` of a repository inside the workspace; the other files of that repository are
+    /// stored as files.
     Repository,
     /// A file that may not be read.
     Unreadable,
@@ -121,7 +123,7 @@ impl SkipReason {
         }
     }
 
-    /// Whether the entry may be work, which then exists in the workspace only.
+    /// Whether the entry may contain the agent's work, which then exists in the workspace only.
     pub fn is_work(self) -> bool {
         match self {
             Self::Fifo | Self::Socket | Self::Device => false,
@@ -148,11 +150,11 @@ pub struct CommitRequest<'a> {
 pub struct SnapshotOutcome {
     /// The branch's commit now.
     pub tip: Oid,
-    /// Whether it moved.
+    /// Whether the branch moved.
     pub moved: bool,
-    /// How many files were read.
+    /// The number of files that were read.
     pub read: u64,
-    /// The skipped paths and the reasons; the first thousand, work before the rest.
+    /// The skipped paths and the reasons; the first thousand, with paths that may be work first.
     pub skipped: Vec<(Vec<u8>, SkipReason)>,
     /// The number of skipped paths.
     pub left_out: u64,
@@ -200,7 +202,7 @@ impl HostRepository {
             bytes: 0,
         };
         while let Some(entry) = source.next()? {
-            collector.take(entry)?;
+            collector.add_entry(entry)?;
         }
         let TreeCollector {
             mut rows,
@@ -214,7 +216,7 @@ impl HostRepository {
         let repo = quarantine.repo();
         let odb = repo.odb().map_err(git("open the objects"))?;
         // Sorting once is much cheaper than keeping a map in order.
-        rows.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+        rows.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         if let Some([row, _]) = rows.array_windows().find(|[a, b]| a.path == b.path) {
             return Err(GitError::Forbidden {
                 path: row.path.clone(),
@@ -237,7 +239,7 @@ impl HostRepository {
             .into_iter()
             .filter_map(|row| Some((row.path, row.stamp?)));
         let manifest = Manifest {
-            taken: source.began(),
+            taken: source.start_time(),
             entries: stamped.collect(),
         };
         Ok(SnapshotOutcome {
@@ -299,10 +301,17 @@ impl HostRepository {
             return Ok(only.id());
         }
         let tree = repo.find_tree(tree).map_err(git("find the new tree"))?;
-        let who = self.signature()?;
+        let author = self.signature()?;
         let parents: Vec<_> = commits.iter().collect();
-        repo.commit(None, &who, &who, &clean(request.message), &tree, &parents)
-            .map_err(git("write a commit"))
+        repo.commit(
+            None,
+            &author,
+            &author,
+            &clean_message(request.message),
+            &tree,
+            &parents,
+        )
+        .map_err(git("write a commit"))
     }
 }
 
@@ -322,7 +331,7 @@ fn parents(repo: &Repository, tip: Oid, agent: Option<Oid>) -> Result<Vec<Oid>, 
 }
 
 /// Removes control characters, which could forge lines of a terminal or a log.
-fn clean(message: &str) -> String {
+fn clean_message(message: &str) -> String {
     let mut text: String = message
         .chars()
         .map(|c| if c.is_control() && c != '\n' { ' ' } else { c })
@@ -344,6 +353,7 @@ struct TreeRow {
     stamp: Option<FileStamp>,
 }
 
+/// Collects the entries of a snapshot.
 struct TreeCollector<'a> {
     quarantine: &'a Quarantine,
     known: &'a Manifest,
@@ -358,7 +368,7 @@ struct TreeCollector<'a> {
 }
 
 impl TreeCollector<'_> {
-    fn take(&mut self, entry: SnapshotEntry<'_>) -> Result<(), GitError> {
+    fn add_entry(&mut self, entry: SnapshotEntry<'_>) -> Result<(), GitError> {
         let SnapshotEntry {
             path,
             content,
@@ -372,7 +382,7 @@ impl TreeCollector<'_> {
             if reason == SkipReason::Unreadable {
                 self.keep_previous_version(path, reason);
             } else {
-                self.leave_out(path, reason);
+                self.record_skipped(path, reason);
             }
             return Ok(());
         }
@@ -401,23 +411,23 @@ impl TreeCollector<'_> {
                 body,
             } => {
                 let mode = if executable { EXECUTABLE } else { FILE };
-                let (id, steady) = match self.store_file(path, size, body)? {
+                let (id, stable) = match self.store_file(path, size, body)? {
                     Ok(stored) => stored,
                     Err(reason) => {
                         self.keep_previous_version(path, reason);
                         return Ok(());
                     }
                 };
-                // A file that changed while it was read is stored as read, and read again by the
-                // next snapshot.
-                let unsteady = |stamp| FileStamp {
+                // A file that changed while it was read is stored with the bytes that were read.
+                // Its stamp matches no file, so the next snapshot reads the file again.
+                let unstable = |stamp| FileStamp {
                     ino: 0,
                     ctime: (0, 0),
                     ..stamp
                 };
                 (
                     Leaf { mode, id },
-                    if steady { stamp } else { stamp.map(unsteady) },
+                    if stable { stamp } else { stamp.map(unstable) },
                 )
             }
             EntryContent::Link(text) => {
@@ -438,16 +448,17 @@ impl TreeCollector<'_> {
         Ok(())
     }
 
-    fn leave_out(&mut self, path: &[u8], reason: SkipReason) {
+    fn record_skipped(&mut self, path: &[u8], reason: SkipReason) {
         self.left_out += 1;
         self.unsaved += u64::from(reason.is_work());
-        // Many FIFOs must not displace the name of a skipped file.
-        let room = if reason.is_work() {
+        // Half of the list is reserved for paths that may be work, so that many FIFOs cannot fill
+        // it.
+        let limit = if reason.is_work() {
             MAX_SKIPPED
         } else {
             MAX_SKIPPED / 2
         };
-        if self.skipped.len() < room {
+        if self.skipped.len() < limit {
             self.skipped.push((path.to_vec(), reason));
         }
     }
@@ -455,7 +466,7 @@ impl TreeCollector<'_> {
     /// Skips the current content of a file or an unreadable directory. The version on the branch,
     /// if there is one, is kept: the file was not deleted.
     fn keep_previous_version(&mut self, path: &[u8], reason: SkipReason) {
-        self.leave_out(path, reason);
+        self.record_skipped(path, reason);
         let itself = self.known.entries.get_key_value(path);
         for (path, known) in itself.into_iter().chain(self.known.below(path)) {
             self.rows.push(TreeRow {
@@ -481,11 +492,11 @@ impl TreeCollector<'_> {
         if size > bound {
             return Ok(Err(SkipReason::TooLarge));
         }
-        // A file with unchanged content costs nothing; without a manifest its former size is
-        // unknown.
+        // A file of the former size is read, because unchanged content does not count towards the
+        // limit. An inode of 0 means that the former size is unknown.
         let known = self.known.entries.get(path);
         let known = known.filter(|known| known.size == size || known.ino == 0);
-        if known.is_none() && size > self.room() {
+        if known.is_none() && size > self.remaining_bytes() {
             return Ok(Err(SkipReason::NoRoom));
         }
         self.read += 1;
@@ -508,13 +519,14 @@ impl TreeCollector<'_> {
                 return Ok(Ok((id, length == size)));
             }
         }
-        if length > self.room() {
+        if length > self.remaining_bytes() {
             return Ok(Err(SkipReason::NoRoom));
         }
         Ok(Ok((self.store(path, &bytes)?, length == size)))
     }
 
-    fn room(&self) -> u64 {
+    /// Returns the bytes that may still be stored.
+    fn remaining_bytes(&self) -> u64 {
         self.bounds.total.saturating_sub(self.bytes)
     }
 
@@ -525,7 +537,7 @@ impl TreeCollector<'_> {
         };
         let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
         if text.is_empty() || text.len() > MAX_LINK_BYTES || text.contains(&0) {
-            return Err(refused("its link's text is empty or too long"));
+            return Err(refused("the link's target is empty or too long"));
         }
         if is_dot_gitmodules(name) {
             return Err(refused("'.gitmodules' must not be a link"));

@@ -7,14 +7,16 @@ use git2::{ObjectType, Odb, OdbLookupFlags, Oid};
 use super::error::{GitError, git};
 use super::names::{check_name, check_path, is_dot_gitmodules};
 
+// Modes of entries, as git writes them.
 pub(super) const FILE: u32 = 0o100_644;
 pub(super) const EXECUTABLE: u32 = 0o100_755;
 pub(super) const LINK: u32 = 0o120_000;
 pub(super) const SUBMODULE: u32 = 0o160_000;
 pub(super) const TREE: u32 = 0o040_000;
 
-/// Maximum number of paths of a tree; a few objects can expand to billions.
+/// Maximum number of paths of a tree; a few objects can expand to billions of paths.
 const MAX_PATHS: usize = 2_000_000;
+/// Maximum depth of nested trees.
 const MAX_DEPTH: usize = 256;
 
 /// The mode and id of an entry.
@@ -24,7 +26,8 @@ pub(super) struct Leaf {
     pub(super) id: Oid,
 }
 
-pub(super) struct Item {
+/// A named entry of a tree.
+pub(super) struct TreeEntry {
     pub(super) name: Vec<u8>,
     pub(super) leaf: Leaf,
 }
@@ -56,8 +59,8 @@ impl Change {
 }
 
 /// Parses a tree, and refuses what `git fsck` refuses and what must never be checked out.
-pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Item>, &'static str> {
-    let mut items: Vec<Item> = Vec::new();
+pub(super) fn parse(bytes: &[u8]) -> Result<Vec<TreeEntry>, &'static str> {
+    let mut items: Vec<TreeEntry> = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
         let space = rest
@@ -91,16 +94,19 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Item>, &'static str> {
         if id.is_zero() {
             return Err("a tree has an empty id");
         }
-        let item = Item {
+        let item = TreeEntry {
             name: name.to_vec(),
             leaf: Leaf { mode, id },
         };
-        if items.last().is_some_and(|last| key(last) >= key(&item)) {
+        if items
+            .last()
+            .is_some_and(|last| sort_key(last) >= sort_key(&item))
+        {
             return Err("a tree is not sorted");
         }
         items.push(item);
     }
-    // `a`, `a.b`, `a/`: a file and a directory of one name need not be neighbours.
+    // A file and a directory with the same name need not be adjacent: git sorts `a`, `a.b`, `a/`.
     let mut names: Vec<_> = items.iter().map(|item| item.name.as_slice()).collect();
     names.sort_unstable();
     if names
@@ -112,8 +118,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Item>, &'static str> {
     Ok(items)
 }
 
-/// Git sorts a directory as if its name ended in a slash.
-fn key(item: &Item) -> Vec<u8> {
+/// Returns the key by which git sorts: a directory's name ends in a slash.
+fn sort_key(item: &TreeEntry) -> Vec<u8> {
     let mut key = item.name.clone();
     if item.leaf.mode == TREE {
         key.push(b'/');
@@ -121,15 +127,15 @@ fn key(item: &Item) -> Vec<u8> {
     key
 }
 
-pub(super) fn read(odb: &Odb<'_>, id: Oid) -> Result<Vec<Item>, GitError> {
+pub(super) fn read_tree(odb: &Odb<'_>, id: Oid) -> Result<Vec<TreeEntry>, GitError> {
     let object = odb.read(id).map_err(git(format!("read the tree {id}")))?;
     if object.kind() != ObjectType::Tree {
-        return Err(bad("a tree is of another object type", id));
+        return Err(bad_object("a tree is of another object type", id));
     }
-    parse(object.data()).map_err(|why| bad(why, id))
+    parse(object.data()).map_err(|why| bad_object(why, id))
 }
 
-fn bad(why: &str, id: Oid) -> GitError {
+fn bad_object(why: &str, id: Oid) -> GitError {
     GitError::BadObject {
         why: why.to_owned(),
         id,
@@ -139,31 +145,32 @@ fn bad(why: &str, id: Oid) -> GitError {
 /// Returns every path of a tree.
 pub(super) fn flatten(odb: &Odb<'_>, id: Oid) -> Result<BTreeMap<Vec<u8>, Leaf>, GitError> {
     let mut all = BTreeMap::new();
-    collect(odb, id, &mut Vec::new(), 0, &mut |path, leaf| {
+    visit_leaves(odb, id, &mut Vec::new(), 0, &mut |path, leaf| {
         all.insert(path.to_vec(), leaf);
         all.len()
     })?;
     Ok(all)
 }
 
-fn collect(
+/// Calls `visit` for every path of a tree; `visit` returns the number of paths so far.
+fn visit_leaves(
     odb: &Odb<'_>,
     id: Oid,
     prefix: &mut Vec<u8>,
     depth: usize,
-    take: &mut dyn FnMut(&[u8], Leaf) -> usize,
+    visit: &mut dyn FnMut(&[u8], Leaf) -> usize,
 ) -> Result<(), GitError> {
     if depth > MAX_DEPTH {
-        return Err(bad("a tree is deeper than 256 directories", id));
+        return Err(bad_object("a tree is deeper than 256 directories", id));
     }
-    for item in read(odb, id)? {
+    for item in read_tree(odb, id)? {
         let length = prefix.len();
         prefix.extend_from_slice(&item.name);
         if item.leaf.mode == TREE {
             prefix.push(b'/');
-            collect(odb, item.leaf.id, prefix, depth + 1, take)?;
-        } else if take(prefix, item.leaf) > MAX_PATHS {
-            return Err(bad("a tree has more than two million paths", id));
+            visit_leaves(odb, item.leaf.id, prefix, depth + 1, visit)?;
+        } else if visit(prefix, item.leaf) > MAX_PATHS {
+            return Err(bad_object("a tree has more than two million paths", id));
         }
         prefix.truncate(length);
     }
@@ -192,18 +199,18 @@ fn compare(
     if old == new {
         return Ok(());
     }
-    let at = new.or(old).unwrap_or(Oid::ZERO_SHA1);
+    let id = new.or(old).unwrap_or(Oid::ZERO_SHA1);
     if depth > MAX_DEPTH || all.len() > MAX_PATHS {
-        return Err(bad("a tree is too deep or too large", at));
+        return Err(bad_object("a tree is too deep or too large", id));
     }
     let mut names: BTreeMap<Vec<u8>, (Option<Leaf>, Option<Leaf>)> = BTreeMap::new();
     if let Some(old) = old {
-        for item in read(odb, old)? {
+        for item in read_tree(odb, old)? {
             names.entry(item.name).or_default().0 = Some(item.leaf);
         }
     }
     if let Some(new) = new {
-        for item in read(odb, new)? {
+        for item in read_tree(odb, new)? {
             names.entry(item.name).or_default().1 = Some(item.leaf);
         }
     }
@@ -244,13 +251,13 @@ pub(super) fn write(odb: &Odb<'_>, rows: &[(&[u8], Leaf)]) -> Result<Oid, GitErr
 }
 
 fn write_below(odb: &Odb<'_>, rows: &[(&[u8], Leaf)], skip: usize) -> Result<Oid, GitError> {
-    let mut items: Vec<Item> = Vec::new();
+    let mut items: Vec<TreeEntry> = Vec::new();
     let mut rest = rows;
     while let Some((path, leaf)) = rest.first() {
         let below = path.get(skip..).unwrap_or_default();
         match below.iter().position(|b| *b == b'/') {
             None => {
-                items.push(Item {
+                items.push(TreeEntry {
                     name: below.to_vec(),
                     leaf: *leaf,
                 });
@@ -262,10 +269,10 @@ fn write_below(odb: &Odb<'_>, rows: &[(&[u8], Leaf)], skip: usize) -> Result<Oid
                     .iter()
                     .take_while(|(path, _)| path.starts_with(prefix))
                     .count();
-                let (inside, after) = rest.split_at(count);
-                let id = write_below(odb, inside, skip + slash + 1)?;
+                let (below_directory, after) = rest.split_at(count);
+                let id = write_below(odb, below_directory, skip + slash + 1)?;
                 let name = below.get(..slash).unwrap_or_default().to_vec();
-                items.push(Item {
+                items.push(TreeEntry {
                     name,
                     leaf: Leaf { mode: TREE, id },
                 });
@@ -273,7 +280,7 @@ fn write_below(odb: &Odb<'_>, rows: &[(&[u8], Leaf)], skip: usize) -> Result<Oid
             }
         }
     }
-    items.sort_by_cached_key(key);
+    items.sort_by_cached_key(sort_key);
     let mut bytes = Vec::with_capacity(items.len() * 48);
     for item in &items {
         bytes.extend_from_slice(format!("{:o} ", item.leaf.mode).as_bytes());
@@ -285,7 +292,7 @@ fn write_below(odb: &Odb<'_>, rows: &[(&[u8], Leaf)], skip: usize) -> Result<Oid
     if odb.exists_ext(id, OdbLookupFlags::NO_REFRESH) {
         return Ok(id);
     }
-    parse(&bytes).map_err(|why| bad(why, id))?;
+    parse(&bytes).map_err(|why| bad_object(why, id))?;
     odb.write(ObjectType::Tree, &bytes)
         .map_err(git("write a tree"))
 }

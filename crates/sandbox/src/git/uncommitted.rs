@@ -42,15 +42,15 @@ impl HostRepository {
         if repo.is_bare() {
             return Ok(0);
         }
-        let found = repo.find_commit(commit);
-        let found = found.map_err(git(format!("find commit {commit}")))?;
+        let commit_object = repo.find_commit(commit);
+        let commit_object = commit_object.map_err(git(format!("find commit {commit}")))?;
         let odb = repo.odb().map_err(git("open the objects"))?;
-        let committed = tree::flatten(&odb, found.tree_id())?;
+        let committed = tree::flatten(&odb, commit_object.tree_id())?;
         let tracked = Tracked::read(self, &committed)?;
-        let mut walk = Walk::worktree(self.root(), &tracked.known, bounds, self.excludes())?;
-        let mut target = Target {
+        let mut walk = Walk::for_worktree(self.root(), &tracked.known, bounds, self.excludes())?;
+        let mut target = WorkspaceWriter {
             root: beneath::open_root(workspace).map_err(io("open", workspace))?,
-            at: workspace,
+            path: workspace,
             owner,
             changed: 0,
         };
@@ -81,7 +81,7 @@ impl HostRepository {
             seen.insert(path.to_vec());
             let id = Oid::hash_object(ObjectType::Blob, &bytes).map_err(git("hash a file"))?;
             let same = committed.get(path) == Some(&Leaf { mode, id });
-            if same || tracked.fixed.contains(path) {
+            if same || tracked.not_compared.contains(path) {
                 continue;
             }
             check_path(path)?;
@@ -89,33 +89,36 @@ impl HostRepository {
             total += size;
             check_size("a file's size", size, bounds.file, path)?;
             check_size("the size of all changed files", total, bounds.total, path)?;
-            target.put(path, mode, &bytes)?;
+            target.replace_file(path, mode, &bytes)?;
         }
         for (path, leaf) in &committed {
-            if leaf.mode != SUBMODULE && !seen.contains(path) && !tracked.fixed.contains(path) {
+            if leaf.mode != SUBMODULE
+                && !seen.contains(path)
+                && !tracked.not_compared.contains(path)
+            {
                 target.remove(path)?;
             }
         }
         Ok(target.changed)
     }
 
-    /// The operator's global excludes and the repository's own.
+    /// Reads the operator's global excludes and the repository's own.
     fn excludes(&self) -> Gitignore {
         let repo = self.repo();
         let named = repo
             .config()
             .and_then(|config| config.get_path("core.excludesfile"));
-        let general = named.ok().or_else(|| {
+        let global = named.ok().or_else(|| {
             let config = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
             let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
             Some(config.or_else(home)?.join("git/ignore"))
         });
         let own = repo.commondir().join("info/exclude");
         let mut patterns = GitignoreBuilder::new("/");
-        for path in general.into_iter().chain([own]) {
+        for path in global.into_iter().chain([own]) {
             let text = fs::read(path).unwrap_or_default();
             for line in String::from_utf8_lossy(&text).lines() {
-                // A line that is no pattern ignores nothing, as in git.
+                // An invalid pattern ignores nothing, as in git.
                 let _ = patterns.add_line(None, line);
             }
         }
@@ -133,11 +136,12 @@ fn check_size(what: &'static str, size: u64, bound: u64, path: &[u8]) -> Result<
 
 /// The tracked paths of the operator's index.
 struct Tracked {
-    /// Stat data of entries that equal the commit's; other entries only mark the path as tracked.
+    /// The index entries. Only an entry that equals the commit's has valid stat data; the others
+    /// mark their paths as tracked.
     known: Manifest,
     /// Paths that git does not compare with the disk: those outside a sparse checkout, and those
     /// marked assume-unchanged.
-    fixed: BTreeSet<Vec<u8>>,
+    not_compared: BTreeSet<Vec<u8>>,
 }
 
 impl Tracked {
@@ -156,7 +160,7 @@ impl Tracked {
                 taken: written.map_or((0, 0), |index| (index.mtime(), index.mtime_nsec())),
                 entries: BTreeMap::new(),
             },
-            fixed: BTreeSet::new(),
+            not_compared: BTreeSet::new(),
         };
         for entry in index.iter() {
             let leaf = Leaf {
@@ -167,7 +171,7 @@ impl Tracked {
             let skipped = entry.flags_extended & IndexEntryExtendedFlag::SKIP_WORKTREE.bits();
             let assumed = entry.flags & IndexEntryFlag::VALID.bits();
             if skipped != 0 || assumed != 0 {
-                tracked.fixed.insert(entry.path.clone());
+                tracked.not_compared.insert(entry.path.clone());
             }
             let stamp = stamp(&entry, as_committed);
             tracked.known.entries.insert(entry.path, stamp);
@@ -176,34 +180,35 @@ impl Tracked {
     }
 }
 
-/// Converts an index entry's stat data; the inode is zeroed, so that it never matches, if the
-/// content is not the commit's.
+/// Converts an index entry's stat data. If the content differs from the commit's, the inode is set
+/// to 0, so that the stamp matches no file.
 fn stamp(entry: &IndexEntry, as_committed: bool) -> FileStamp {
-    let moment = |time: git2::IndexTime| (i64::from(time.seconds()), i64::from(time.nanoseconds()));
+    let time_of =
+        |time: git2::IndexTime| (i64::from(time.seconds()), i64::from(time.nanoseconds()));
     FileStamp {
         mode: entry.mode,
         size: u64::from(entry.file_size),
-        mtime: moment(entry.mtime),
-        ctime: moment(entry.ctime),
+        mtime: time_of(entry.mtime),
+        ctime: time_of(entry.ctime),
         ino: if as_committed { entry.ino.into() } else { 0 },
         id: entry.id,
     }
 }
 
-/// The workspace that is written to. Its symbolic links are the operator's and may point anywhere,
-/// so every path is opened one component at a time.
-struct Target<'a> {
+/// Writes to the new workspace. The workspace has symbolic links of the operator's repository,
+/// which may point anywhere, so every path is opened one component at a time.
+struct WorkspaceWriter<'a> {
     root: OwnedFd,
-    at: &'a Path,
+    path: &'a Path,
     owner: Option<Owner>,
     changed: u64,
 }
 
-impl Target<'_> {
-    fn put(&mut self, path: &[u8], mode: u32, bytes: &[u8]) -> Result<(), GitError> {
+impl WorkspaceWriter<'_> {
+    fn replace_file(&mut self, path: &[u8], mode: u32, bytes: &[u8]) -> Result<(), GitError> {
         self.changed += 1;
         self.write(path, mode, bytes)
-            .map_err(io("write", &self.at.join(beneath::path_from_bytes(path))))
+            .map_err(io("write", &self.path.join(beneath::path_from_bytes(path))))
     }
 
     fn write(&self, path: &[u8], mode: u32, bytes: &[u8]) -> std::io::Result<()> {
@@ -214,7 +219,7 @@ impl Target<'_> {
             Err(Errno::EISDIR) => {
                 // A directory is replaced by a file. No other process uses this workspace, and the
                 // parents were opened without following links.
-                fs::remove_dir_all(self.at.join(beneath::path_from_bytes(path)))?;
+                fs::remove_dir_all(self.path.join(beneath::path_from_bytes(path)))?;
             }
             Err(errno) => return Err(errno.into()),
         }
@@ -247,16 +252,11 @@ impl Target<'_> {
                 Err(Errno::ENOENT) => {}
                 Err(errno) => return Err(errno),
             }
-            let open_to_all = Mode::from_bits_truncate(0o755);
-            mkdirat(&dir, name.as_c_str(), open_to_all)?;
+            let mode = Mode::from_bits_truncate(0o755);
+            mkdirat(&dir, name.as_c_str(), mode)?;
             // The mode must not depend on the gate's umask. The directory was just created, so the
             // name is no link.
-            fchmodat(
-                &dir,
-                name.as_c_str(),
-                open_to_all,
-                FchmodatFlags::FollowSymlink,
-            )?;
+            fchmodat(&dir, name.as_c_str(), mode, FchmodatFlags::FollowSymlink)?;
             self.chown(&dir, &name)?;
         }
         Ok(())
@@ -273,7 +273,7 @@ impl Target<'_> {
     /// Removes a file, and directories with their last file, as git does.
     fn remove(&mut self, path: &[u8]) -> Result<(), GitError> {
         self.changed += 1;
-        let at = self.at.join(beneath::path_from_bytes(path));
+        let at = self.path.join(beneath::path_from_bytes(path));
         let mut below = path;
         let mut flags = UnlinkatFlags::NoRemoveDir;
         loop {

@@ -1,6 +1,5 @@
 //! Finds commits in the workspace's repository that the operator's repository does not have: other
-//! branches, stashes, tags, a detached HEAD, and commits of a sandbox in which git could not be
-//! run.
+//! branches, stashes, tags, a detached HEAD, and commits of a sandbox in which git could not run.
 //!
 //! The workspace's `.git` is read as text by this module's own code: names and ids, one path
 //! component at a time, every count bounded. Refs that cannot be parsed count as unimported,
@@ -32,9 +31,10 @@ const MAX_NAMES: usize = 10_000;
 /// Maximum number of commits looked up in the operator's history, which may be long.
 const MAX_LOOKUPS: usize = 64;
 
-/// Maximum number of entries described; the rest is counted.
+/// Maximum number of commits that are described; more are only counted.
 const MAX_SHOWN: usize = 20;
-const MAX_SHOWN_BYTES: usize = 100;
+/// Maximum length of a ref name in a description.
+const MAX_REF_NAME_BYTES: usize = 100;
 
 /// Commits that only the workspace's repository has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,21 +70,21 @@ impl HostRepository {
         let mut lookup = CommitLookup {
             host_repository: self,
             tip: self.tip(slug)?,
-            hidden: None,
+            other_tips: None,
             known: BTreeMap::new(),
         };
         for (name, id) in &refs.names {
             match id {
                 None => unimported.add(format!("{}, which cannot be read", describe_ref(name))),
                 Some(id) if lookup.is_known_to_host(*id)? => {}
-                Some(id) => unimported.add(format!("{} at {}", describe_ref(name), short(*id))),
+                Some(id) => unimported.add(format!("{} at {}", describe_ref(name), short_id(*id))),
             }
         }
         // The newest stash is a ref and is listed above; the older ones are in its reflog only.
         let newest = refs.names.get(STASH).copied().flatten();
         for id in refs.stashes.iter().filter(|id| Some(**id) != newest) {
             if !lookup.is_known_to_host(*id)? {
-                unimported.add(format!("a stash at {}", short(*id)));
+                unimported.add(format!("a stash at {}", short_id(*id)));
             }
         }
         Ok(unimported)
@@ -93,7 +93,7 @@ impl HostRepository {
 
 const STASH: &[u8] = b"refs/stash";
 
-fn short(id: Oid) -> String {
+fn short_id(id: Oid) -> String {
     id.to_string().chars().take(12).collect()
 }
 
@@ -108,7 +108,7 @@ fn describe_ref(name: &[u8]) -> String {
         return "a stash".to_owned();
     }
     let mut shown = quote(rest);
-    shown.truncate(MAX_SHOWN_BYTES);
+    shown.truncate(MAX_REF_NAME_BYTES);
     format!("{kind}{shown}")
 }
 
@@ -116,11 +116,13 @@ fn describe_ref(name: &[u8]) -> String {
 struct CommitLookup<'a> {
     host_repository: &'a HostRepository,
     tip: Oid,
-    hidden: Option<Vec<Oid>>,
+    /// The commits of all refs of the operator's repository, read when they are needed.
+    other_tips: Option<Vec<Oid>>,
     known: BTreeMap<Oid, bool>,
 }
 
 impl CommitLookup<'_> {
+    /// Whether the commit is on a branch, a tag or another ref of the operator.
     fn is_known_to_host(&mut self, id: Oid) -> Result<bool, GitError> {
         if id == self.tip {
             return Ok(true);
@@ -131,12 +133,13 @@ impl CommitLookup<'_> {
         if self.known.len() >= MAX_LOOKUPS || self.host_repository.repo().find_commit(id).is_err() {
             return Ok(false);
         }
-        let found = self.is_held(id)?;
+        let found = self.is_reachable(id)?;
         self.known.insert(id, found);
         Ok(found)
     }
 
-    fn is_held(&mut self, id: Oid) -> Result<bool, GitError> {
+    /// Whether a ref of the operator's repository reaches the commit.
+    fn is_reachable(&mut self, id: Oid) -> Result<bool, GitError> {
         let repo = self.host_repository.repo();
         let failed = || git("look for the agent's commits");
         if repo.graph_descendant_of(self.tip, id).map_err(failed())? {
@@ -144,13 +147,15 @@ impl CommitLookup<'_> {
         }
         // The commit is not on the sandbox's branch, but may be on another branch of the
         // operator's.
-        let hidden = match &self.hidden {
-            Some(hidden) => hidden,
-            None => self.hidden.insert(self.host_repository.commits_of_refs()?),
+        let other_tips = match &self.other_tips {
+            Some(other_tips) => other_tips,
+            None => self
+                .other_tips
+                .insert(self.host_repository.commits_of_refs()?),
         };
         let mut walk = repo.revwalk().map_err(failed())?;
         walk.push(id).map_err(failed())?;
-        for commit in hidden {
+        for commit in other_tips {
             walk.hide(*commit).map_err(failed())?;
         }
         Ok(walk.next().is_none())
@@ -165,9 +170,10 @@ struct WorkspaceRefs {
     stashes: Vec<Oid>,
 }
 
+/// Why the refs of a workspace could not be read.
 type RefsUnreadable = &'static str;
 
-const TOO_MANY: RefsUnreadable = "there are more refs than the limit";
+const TOO_MANY_REFS: RefsUnreadable = "there are more refs than the limit";
 
 impl WorkspaceRefs {
     fn read(&mut self, workspace: &OwnedFd) -> Result<(), RefsUnreadable> {
@@ -177,40 +183,40 @@ impl WorkspaceRefs {
             Err(Errno::ENOTDIR | Errno::ELOOP) => return Err("'.git' is no directory"),
             Err(_) => return Err("'.git' cannot be opened"),
         };
-        self.packed(&dir)?;
-        if let Some(refs) = below(&dir, c"refs")? {
-            self.loose(&refs, b"refs", 0)?;
+        self.read_packed_refs(&dir)?;
+        if let Some(refs) = open_subdirectory(&dir, c"refs")? {
+            self.read_loose_refs(&refs, b"refs", 0)?;
         }
-        self.head(&dir, b"HEAD".to_vec())?;
-        if let Some(worktrees) = below(&dir, c"worktrees")? {
+        self.read_head(&dir, b"HEAD".to_vec())?;
+        if let Some(worktrees) = open_subdirectory(&dir, c"worktrees")? {
             for name in list(&worktrees)? {
-                if let Some(worktree) = below(&worktrees, &name)? {
+                if let Some(worktree) = open_subdirectory(&worktrees, &name)? {
                     let name = [b"the HEAD of worktree ", name.to_bytes()].concat();
-                    self.head(&worktree, name)?;
+                    self.read_head(&worktree, name)?;
                 }
             }
         }
-        self.stashes(&dir)?;
-        match below(&dir, c"reftable")? {
+        self.read_stashes(&dir)?;
+        match open_subdirectory(&dir, c"reftable")? {
             None => Ok(()),
             Some(_) => Err("the refs are in an unsupported format (reftable)"),
         }
     }
 
-    fn put(&mut self, name: Vec<u8>, id: Option<Oid>) -> Result<(), RefsUnreadable> {
+    fn add(&mut self, name: Vec<u8>, id: Option<Oid>) -> Result<(), RefsUnreadable> {
         if name.starts_with(b"refs/remotes/") {
             // Fetched commits are on the remote.
             return Ok(());
         }
         if self.names.len() >= MAX_NAMES {
-            return Err(TOO_MANY);
+            return Err(TOO_MANY_REFS);
         }
         self.names.insert(name, id);
         Ok(())
     }
 
-    fn packed(&mut self, dir: &OwnedFd) -> Result<(), RefsUnreadable> {
-        let text = content(dir, c"packed-refs", MAX_LIST_BYTES)?;
+    fn read_packed_refs(&mut self, dir: &OwnedFd) -> Result<(), RefsUnreadable> {
+        let text = read_file(dir, c"packed-refs", MAX_LIST_BYTES)?;
         for line in text.unwrap_or_default().split(|b| *b == b'\n') {
             // A comment, or the peeled target of an annotated tag.
             if matches!(line.first(), None | Some(b'#' | b'^')) {
@@ -218,24 +224,29 @@ impl WorkspaceRefs {
             }
             let (id, name) = line.split_at_checked(40).unwrap_or((line, b""));
             let name = name.strip_prefix(b" ").unwrap_or(b"packed-refs");
-            self.put(name.to_vec(), read_id(id))?;
+            self.add(name.to_vec(), read_id(id))?;
         }
         Ok(())
     }
 
-    fn loose(&mut self, dir: &OwnedFd, above: &[u8], depth: usize) -> Result<(), RefsUnreadable> {
+    fn read_loose_refs(
+        &mut self,
+        dir: &OwnedFd,
+        prefix: &[u8],
+        depth: usize,
+    ) -> Result<(), RefsUnreadable> {
         if depth > MAX_DEPTH {
             return Err("the refs are too deep");
         }
         for name in list(dir)? {
-            let path = [above, b"/", name.to_bytes()].concat();
-            match below(dir, &name) {
-                Ok(Some(dir)) => self.loose(&dir, &path, depth + 1)?,
+            let path = [prefix, b"/", name.to_bytes()].concat();
+            match open_subdirectory(dir, &name) {
+                Ok(Some(dir)) => self.read_loose_refs(&dir, &path, depth + 1)?,
                 _ if path.ends_with(b".lock") => {}
                 _ => {
-                    let text = content(dir, &name, MAX_REF_BYTES)?.unwrap_or_default();
+                    let text = read_file(dir, &name, MAX_REF_BYTES)?.unwrap_or_default();
                     if !text.starts_with(b"ref: ") {
-                        self.put(path, read_id(text.trim_ascii()))?;
+                        self.add(path, read_id(text.trim_ascii()))?;
                     }
                 }
             }
@@ -243,27 +254,27 @@ impl WorkspaceRefs {
         Ok(())
     }
 
-    fn head(&mut self, dir: &OwnedFd, name: Vec<u8>) -> Result<(), RefsUnreadable> {
-        match content(dir, c"HEAD", MAX_REF_BYTES)? {
-            Some(text) if !text.starts_with(b"ref: ") => self.put(name, read_id(text.trim_ascii())),
+    fn read_head(&mut self, dir: &OwnedFd, name: Vec<u8>) -> Result<(), RefsUnreadable> {
+        match read_file(dir, c"HEAD", MAX_REF_BYTES)? {
+            Some(text) if !text.starts_with(b"ref: ") => self.add(name, read_id(text.trim_ascii())),
             _ => Ok(()),
         }
     }
 
-    fn stashes(&mut self, dir: &OwnedFd) -> Result<(), RefsUnreadable> {
-        let logs = match below(dir, c"logs")? {
-            Some(logs) => below(&logs, c"refs")?,
+    fn read_stashes(&mut self, dir: &OwnedFd) -> Result<(), RefsUnreadable> {
+        let logs = match open_subdirectory(dir, c"logs")? {
+            Some(logs) => open_subdirectory(&logs, c"refs")?,
             None => None,
         };
         let Some(logs) = logs else {
             return Ok(());
         };
-        let text = content(&logs, c"stash", MAX_LIST_BYTES)?;
+        let text = read_file(&logs, c"stash", MAX_LIST_BYTES)?;
         for line in text.unwrap_or_default().split(|b| *b == b'\n') {
             let new = line.split(|b| *b == b' ').nth(1);
             self.stashes.extend(new.and_then(read_id));
             if self.stashes.len() > MAX_NAMES {
-                return Err(TOO_MANY);
+                return Err(TOO_MANY_REFS);
             }
         }
         Ok(())
@@ -276,7 +287,7 @@ fn read_id(text: &[u8]) -> Option<Oid> {
 }
 
 /// Opens a directory, if it exists.
-fn below(dir: &OwnedFd, name: &CStr) -> Result<Option<OwnedFd>, RefsUnreadable> {
+fn open_subdirectory(dir: &OwnedFd, name: &CStr) -> Result<Option<OwnedFd>, RefsUnreadable> {
     match beneath::open_directory(dir, name) {
         Ok(dir) => Ok(Some(dir)),
         Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
@@ -286,24 +297,28 @@ fn below(dir: &OwnedFd, name: &CStr) -> Result<Option<OwnedFd>, RefsUnreadable> 
 }
 
 fn list(dir: &OwnedFd) -> Result<Vec<CString>, RefsUnreadable> {
-    let unread = "a directory cannot be listed";
-    let listed = dir.try_clone().map_err(|_| unread)?;
-    let mut listed = Dir::from_fd(listed).map_err(|_| unread)?;
+    let unlisted = "a directory cannot be listed";
+    let listed = dir.try_clone().map_err(|_| unlisted)?;
+    let mut listed = Dir::from_fd(listed).map_err(|_| unlisted)?;
     let mut names = Vec::new();
     for entry in listed.iter() {
-        let name = entry.map_err(|_| unread)?.file_name().to_owned();
+        let name = entry.map_err(|_| unlisted)?.file_name().to_owned();
         if !matches!(name.to_bytes(), b"." | b"..") {
             names.push(name);
         }
         if names.len() > MAX_NAMES {
-            return Err(TOO_MANY);
+            return Err(TOO_MANY_REFS);
         }
     }
     Ok(names)
 }
 
 /// Reads a file, if it exists.
-fn content(dir: &OwnedFd, name: &CStr, most: u64) -> Result<Option<Vec<u8>>, RefsUnreadable> {
+fn read_file(
+    dir: &OwnedFd,
+    name: &CStr,
+    max_bytes: u64,
+) -> Result<Option<Vec<u8>>, RefsUnreadable> {
     let file = match beneath::open_file(dir.as_fd(), name) {
         Ok(file) => file,
         Err(Errno::ENOENT) => return Ok(None),
@@ -315,10 +330,10 @@ fn content(dir: &OwnedFd, name: &CStr, most: u64) -> Result<Option<Vec<u8>>, Ref
         return Err("a ref is no regular file");
     }
     let mut bytes = Vec::new();
-    file.take(most.saturating_add(1))
+    file.take(max_bytes.saturating_add(1))
         .read_to_end(&mut bytes)
         .map_err(|_| "a file cannot be read")?;
-    if bytes.len() as u64 > most {
+    if bytes.len() as u64 > max_bytes {
         return Err("a file is too large");
     }
     Ok(Some(bytes))

@@ -1,8 +1,8 @@
 //! Walks a workspace and reads only the files that changed.
 //!
 //! The workspace is untrusted: directories are opened by descriptor, one name at a time and never
-//! through a symbolic link; the type of an opened file is checked again; ignore files are only
-//! patterns; every count is bounded.
+//! through a symbolic link; the type of an opened file is checked again; ignore files are used only
+//! as patterns; every count is bounded.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -32,7 +32,7 @@ pub struct Walk<'a> {
     root: PathBuf,
     manifest: &'a Manifest,
     bounds: SnapshotBounds,
-    began: FileTime,
+    started: FileTime,
     stack: Vec<DirectoryLevel>,
     seen: u64,
     ignore_bytes: u64,
@@ -61,11 +61,11 @@ impl<'a> Walk<'a> {
         manifest: &'a Manifest,
         bounds: &SnapshotBounds,
     ) -> Result<Self, GitError> {
-        Self::below(open_root(root)?, root, manifest, bounds)
+        Self::from_open_root(open_root(root)?, root, manifest, bounds)
     }
 
-    /// Starts at an open root; `root` is its path in error messages.
-    pub(crate) fn below(
+    /// Starts at an open root directory; `root` is its path in error messages.
+    pub(crate) fn from_open_root(
         dir: OwnedFd,
         root: &Path,
         manifest: &'a Manifest,
@@ -75,7 +75,7 @@ impl<'a> Walk<'a> {
             root: root.to_owned(),
             manifest,
             bounds: bounds.clone(),
-            began: now(),
+            started: now(),
             stack: Vec::new(),
             seen: 0,
             ignore_bytes: 0,
@@ -84,13 +84,14 @@ impl<'a> Walk<'a> {
             file: None,
             link: Vec::new(),
         };
-        walk.enter(dir, false)?;
+        walk.enter_directory(dir, false)?;
         Ok(walk)
     }
 
     /// Starts at the operator's worktree. The operator's own excludes apply, unless an ignore file
-    /// in the tree overrides them; of a nested repository only files tracked here are read.
-    pub(super) fn worktree(
+    /// in the tree overrides them; of a nested repository only the files are read that the
+    /// operator's repository tracks.
+    pub(super) fn for_worktree(
         root: &Path,
         manifest: &'a Manifest,
         bounds: &SnapshotBounds,
@@ -101,7 +102,7 @@ impl<'a> Walk<'a> {
         Ok(walk)
     }
 
-    fn enter(&mut self, dir: OwnedFd, ignored: bool) -> Result<(), GitError> {
+    fn enter_directory(&mut self, dir: OwnedFd, ignored: bool) -> Result<(), GitError> {
         if self.stack.len() >= self.bounds.depth {
             return Err(self.too_much("the depth of directories", self.bounds.depth as u64));
         }
@@ -151,7 +152,7 @@ impl<'a> Walk<'a> {
         let Ok(file) = beneath::open_file(dir, c".gitignore") else {
             return Ok(None);
         };
-        let regular = fstat(&file).is_ok_and(|stat| kind(&stat) == SFlag::S_IFREG);
+        let regular = fstat(&file).is_ok_and(|stat| file_type(&stat) == SFlag::S_IFREG);
         if !regular {
             return Ok(None);
         }
@@ -169,7 +170,7 @@ impl<'a> Walk<'a> {
         }
         let mut patterns = GitignoreBuilder::new("/");
         for line in String::from_utf8_lossy(&text).lines() {
-            // A line that is no pattern ignores nothing, as in git.
+            // An invalid pattern ignores nothing, as in git.
             let _ = patterns.add_line(None, line);
         }
         Ok(patterns.build().ok())
@@ -219,9 +220,9 @@ impl<'a> Walk<'a> {
                 Ok(Some(stat)) => stat,
                 // The entry was removed after it was listed.
                 Ok(None) => continue,
-                Err(error) => return Err(io("look at", &self.here())(error)),
+                Err(error) => return Err(io("stat", &self.current_path())(error)),
             };
-            let is_dir = kind(&stat) == SFlag::S_IFDIR;
+            let is_dir = file_type(&stat) == SFlag::S_IFDIR;
             let known = self.manifest.entries.get(&self.path).copied();
             let ignored = ignored_above || self.is_ignored(is_dir);
             if is_dir {
@@ -239,7 +240,7 @@ impl<'a> Walk<'a> {
             if ignored && known.is_none() {
                 continue;
             }
-            if let Some(step) = self.leaf(&name, &stat, known)? {
+            if let Some(step) = self.examine_file(&name, &stat, known)? {
                 return Ok(Some(step));
             }
         }
@@ -253,33 +254,34 @@ impl<'a> Walk<'a> {
         match beneath::open_directory(level.dir.as_fd(), name) {
             Ok(dir) => {
                 self.path.push(b'/');
-                self.enter(dir, ignored)?;
+                self.enter_directory(dir, ignored)?;
                 Ok(true)
             }
             // The entry was replaced after it was examined; the next snapshot sees it.
             Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR) => Ok(true),
             Err(Errno::EACCES) => Ok(false),
-            Err(error) => Err(io("open", &self.here())(error)),
+            Err(error) => Err(io("open", &self.current_path())(error)),
         }
     }
 
-    fn leaf(
+    /// Compares an entry that is no directory with its stamp, and opens it if it changed.
+    fn examine_file(
         &mut self,
         name: &CStr,
         stat: &FileStat,
         known: Option<FileStamp>,
     ) -> Result<Option<WalkStep>, GitError> {
-        let odd = match kind(stat) {
+        let skip_reason = match file_type(stat) {
             SFlag::S_IFREG | SFlag::S_IFLNK => None,
             SFlag::S_IFIFO => Some(SkipReason::Fifo),
             SFlag::S_IFSOCK => Some(SkipReason::Socket),
             _ => Some(SkipReason::Device),
         };
-        if let Some(odd) = odd {
-            return Ok(Some(WalkStep::Skipped(odd)));
+        if let Some(skip_reason) = skip_reason {
+            return Ok(Some(WalkStep::Skipped(skip_reason)));
         }
         let stamp = stamp(stat);
-        if known.is_some_and(|known| known.holds(&stamp, self.manifest.taken)) {
+        if known.is_some_and(|known| known.matches(&stamp, self.manifest.taken)) {
             return Ok(Some(WalkStep::Unchanged));
         }
         let Some(level) = self.stack.last() else {
@@ -289,7 +291,7 @@ impl<'a> Walk<'a> {
             let text = match nix::fcntl::readlinkat(level.dir.as_fd(), name) {
                 Ok(text) => text,
                 Err(Errno::ENOENT | Errno::EINVAL) => return Ok(None),
-                Err(error) => return Err(io("read the link", &self.here())(error)),
+                Err(error) => return Err(io("read the link", &self.current_path())(error)),
             };
             self.link = text.as_bytes().to_vec();
             return Ok(Some(WalkStep::Link(stamp)));
@@ -298,11 +300,12 @@ impl<'a> Walk<'a> {
             Ok(file) => file,
             Err(Errno::ENOENT | Errno::ELOOP) => return Ok(None),
             Err(Errno::EACCES) => return Ok(Some(WalkStep::Skipped(SkipReason::Unreadable))),
-            Err(error) => return Err(io("open", &self.here())(error)),
+            Err(error) => return Err(io("open", &self.current_path())(error)),
         };
-        // The type of the opened file counts, not that of the name before.
-        let stat = fstat(&file).map_err(io("look at", &self.here()))?;
-        if kind(&stat) != SFlag::S_IFREG {
+        // The type of the opened file is checked again, because the name may refer to another file
+        // now.
+        let stat = fstat(&file).map_err(io("stat", &self.current_path()))?;
+        if file_type(&stat) != SFlag::S_IFREG {
             return Ok(None);
         }
         let stamp = self::stamp(&stat);
@@ -310,7 +313,7 @@ impl<'a> Walk<'a> {
         Ok(Some(WalkStep::File(stamp)))
     }
 
-    fn here(&self) -> PathBuf {
+    fn current_path(&self) -> PathBuf {
         self.root.join(beneath::path_from_bytes(&self.path))
     }
 }
@@ -320,6 +323,7 @@ pub(crate) fn open_root(root: &Path) -> Result<OwnedFd, GitError> {
     beneath::open_root(root).map_err(io("open", root))
 }
 
+/// The next entry of a walk.
 enum WalkStep {
     Unchanged,
     File(FileStamp),
@@ -328,8 +332,8 @@ enum WalkStep {
 }
 
 impl SnapshotSource for Walk<'_> {
-    fn began(&self) -> FileTime {
-        self.began
+    fn start_time(&self) -> FileTime {
+        self.started
     }
 
     fn next(&mut self) -> Result<Option<SnapshotEntry<'_>>, GitError> {
@@ -361,13 +365,13 @@ impl SnapshotSource for Walk<'_> {
     }
 }
 
-fn kind(stat: &FileStat) -> SFlag {
+fn file_type(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
 
 /// Converts stat data; the blob is not known yet.
 pub(super) fn stamp(stat: &FileStat) -> FileStamp {
-    let mode = match kind(stat) {
+    let mode = match file_type(stat) {
         SFlag::S_IFLNK => LINK,
         _ if stat.st_mode & 0o100 != 0 => EXECUTABLE,
         _ => FILE,

@@ -35,27 +35,29 @@ pub struct WorkspacePlan {
 /// A user id and a group id.
 pub type Owner = (u32, u32);
 
+/// Maximum number of spare workspaces.
 const MAX_SPARES: usize = 3;
 
 impl CheckoutCache {
     /// Prepares a spare workspace, which the next [`CheckoutCache::create_workspace`] of the same
-    /// plan only renames. There is at most one for each plan. Its files are owned by `owner`
-    /// already: changing the owner of ten thousand files takes longer than creating a sandbox.
+    /// plan only renames. There is at most one spare workspace for each plan. Its files belong to
+    /// `owner` already, because changing the owner of ten thousand files takes longer than creating
+    /// a sandbox.
     pub fn prepare_spare(
         &self,
         host_repository: &HostRepository,
         plan: &WorkspacePlan,
         owner: Option<Owner>,
     ) -> Result<(), GitError> {
-        let dir = self.state.join("spares").join(plan.name());
+        let dir = self.state.join("spares").join(plan.spare_name());
         if dir.exists() {
             return Ok(());
         }
         let checkout = self.get(host_repository, plan.commit)?;
-        self.publish("spares", &dir, |fresh| {
-            let workspace = fresh.join("workspace");
+        self.publish("spares", &dir, |temporary| {
+            let workspace = temporary.join("workspace");
             fs::create_dir(&workspace).map_err(io("create", &workspace))?;
-            let manifest = self.fill(
+            let manifest = self.fill_workspace(
                 host_repository,
                 plan,
                 &checkout,
@@ -64,20 +66,20 @@ impl CheckoutCache {
                 &CreateProgress::default(),
             )?;
             if let Some((user, group)) = owner {
-                let path = fresh.join("owner");
+                let path = temporary.join("owner");
                 fs::write(&path, format!("{user} {group}")).map_err(io("write", &path))?;
             }
-            manifest.save(&fresh.join("manifest"))
+            manifest.save(&temporary.join("manifest"))
         })?;
-        self.keep_few_spares()
+        self.remove_old_spares()
     }
 
-    /// The owner of a plan's spare, if there is a spare with an owner.
+    /// The owner of the spare workspace for a plan, if there is one with an owner.
     pub fn spare_owner(&self, plan: &WorkspacePlan) -> Option<Owner> {
-        read_owner(&self.state.join("spares").join(plan.name()))
+        read_owner(&self.state.join("spares").join(plan.spare_name()))
     }
 
-    /// The owners of all spares.
+    /// The owners of all spare workspaces.
     pub fn spare_owners(&self) -> Vec<Owner> {
         let spares = fs::read_dir(self.state.join("spares"));
         let spares = spares.into_iter().flatten().flatten();
@@ -86,8 +88,8 @@ impl CheckoutCache {
             .collect()
     }
 
-    /// Removes the oldest spares: old commits are seldom used again.
-    fn keep_few_spares(&self) -> Result<(), GitError> {
+    /// Removes the oldest spare workspaces, because old commits are seldom used again.
+    fn remove_old_spares(&self) -> Result<(), GitError> {
         let root = self.state.join("spares");
         let mut spares: Vec<_> = fs::read_dir(&root)
             .map_err(io("list", &root))?
@@ -140,7 +142,7 @@ impl CheckoutCache {
         let found = empty_directory(target)?;
         let made = self.make_workspace(host_repository, plan, slug, target, owner, progress);
         if made.is_err() {
-            clear(target, found.as_ref());
+            restore_target(target, found.as_ref());
         }
         made
     }
@@ -155,7 +157,7 @@ impl CheckoutCache {
         progress: &CreateProgress,
     ) -> Result<Manifest, GitError> {
         let manifest = match self.take_spare(plan, target)? {
-            Some((manifest, whose)) if whose == owner => manifest,
+            Some((manifest, spare_owner)) if spare_owner == owner => manifest,
             Some((manifest, _)) => match owner {
                 Some(owner) => chown_manifest(target, &manifest, owner)?,
                 None => manifest,
@@ -166,7 +168,7 @@ impl CheckoutCache {
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                     other => other.map_err(io("create", target))?,
                 }
-                self.fill(host_repository, plan, &checkout, target, owner, progress)?
+                self.fill_workspace(host_repository, plan, &checkout, target, owner, progress)?
             }
         };
         if plan.dirty {
@@ -193,21 +195,21 @@ impl CheckoutCache {
         plan: &WorkspacePlan,
         to: &Path,
     ) -> Result<Option<(Manifest, Option<Owner>)>, GitError> {
-        let dir = self.state.join("spares").join(plan.name());
+        let dir = self.state.join("spares").join(plan.spare_name());
         let Ok(manifest) = Manifest::load(&dir.join("manifest")) else {
             return Ok(None);
         };
-        let whose = read_owner(&dir);
+        let spare_owner = read_owner(&dir);
         // The rename is atomic: of two concurrent calls, one succeeds. Across file systems it
         // fails, and the caller copies instead.
         let taken = fs::rename(dir.join("workspace"), to).is_ok();
         if taken {
             self.discard("spares", &dir)?;
         }
-        Ok(taken.then_some((manifest, whose)))
+        Ok(taken.then_some((manifest, spare_owner)))
     }
 
-    fn fill(
+    fn fill_workspace(
         &self,
         host_repository: &HostRepository,
         plan: &WorkspacePlan,
@@ -216,11 +218,11 @@ impl CheckoutCache {
         owner: Option<Owner>,
         progress: &CreateProgress,
     ) -> Result<Manifest, GitError> {
-        let template = checkout.dir.join(plan.template());
+        let template = checkout.dir.join(plan.template_name());
         if !template.exists() {
             progress.begin(CreateStep::History, None);
-            self.publish("checkouts", &template, |fresh| {
-                write_template(host_repository, plan, &checkout.manifest, fresh)
+            self.publish("checkouts", &template, |temporary| {
+                write_template(host_repository, plan, &checkout.manifest, temporary)
             })?;
         }
         let tree = checkout.dir.join("tree");
@@ -232,7 +234,7 @@ impl CheckoutCache {
 
 /// Sets the owner of a staged workspace and moves its entries to the sandbox's empty workspace,
 /// which may be mounted. `manifest` is the path of its manifest, which is updated.
-pub(crate) fn settle(
+pub(crate) fn install_staged(
     from: &Path,
     to: &Path,
     manifest: &Path,
@@ -252,7 +254,7 @@ pub(crate) fn settle(
 fn empty_directory(target: &Path) -> Result<Option<fs::Metadata>, GitError> {
     let found = match fs::symlink_metadata(target) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(io("look at", target))?,
+        other => other.map_err(io("stat", target))?,
     };
     if !found.is_dir() || fs::read_dir(target).map_err(io("list", target))?.count() > 0 {
         let taken = std::io::Error::new(
@@ -265,7 +267,7 @@ fn empty_directory(target: &Path) -> Result<Option<fs::Metadata>, GitError> {
 }
 
 /// Removes a workspace that could not be created, and restores the directory that was there.
-fn clear(target: &Path, found: Option<&fs::Metadata>) {
+fn restore_target(target: &Path, found: Option<&fs::Metadata>) {
     let _ = fs::remove_dir_all(target);
     if let Some(found) = found {
         let _ = fs::create_dir(target);
@@ -275,14 +277,14 @@ fn clear(target: &Path, found: Option<&fs::Metadata>) {
 }
 
 impl WorkspacePlan {
-    fn name(&self) -> String {
+    fn spare_name(&self) -> String {
         match self.depth {
             Some(depth) => format!("{}-{depth}", self.commit),
             None => self.commit.to_string(),
         }
     }
 
-    fn template(&self) -> String {
+    fn template_name(&self) -> String {
         match self.depth {
             Some(depth) => format!("git-{depth}"),
             None => "git".to_owned(),
@@ -290,6 +292,7 @@ impl WorkspacePlan {
     }
 }
 
+/// The git configuration of a workspace, before the user and the remotes are added.
 const CONFIG: &str = "[core]
 \trepositoryformatversion = 0
 \tfilemode = true
@@ -349,9 +352,9 @@ fn write_pack(
     let failed = || git("pack the history");
     let mut pack = repo.packbuilder().map_err(failed())?;
     pack.set_threads(0);
-    // A shallow repository has its own boundary.
-    let ends = fs::read_to_string(repo.commondir().join("shallow")).unwrap_or_default();
-    let ends: Vec<_> = ends
+    // The boundary commits of a shallow repository.
+    let boundary = fs::read_to_string(repo.commondir().join("shallow")).unwrap_or_default();
+    let boundary: Vec<_> = boundary
         .lines()
         .filter_map(|id| Oid::from_str(id).ok())
         .collect();
@@ -361,20 +364,20 @@ fn write_pack(
             let mut walk = repo.revwalk().map_err(failed())?;
             walk.push(plan.commit).map_err(failed())?;
             pack.insert_walk(&mut walk).map_err(failed())?;
-            shallow.extend(ends);
+            shallow.extend(boundary);
         }
         Some(depth) => {
-            let mut layer = vec![plan.commit];
+            let mut generation = vec![plan.commit];
             let mut seen = std::collections::BTreeSet::new();
             for left in (0..depth.max(1)).rev() {
                 let mut next = Vec::new();
-                for id in layer {
+                for id in generation {
                     if !seen.insert(id) {
                         continue;
                     }
                     pack.insert_commit(id).map_err(failed())?;
-                    let commit = find(repo, id)?;
-                    if left == 0 && commit.parent_count() > 0 || ends.contains(&id) {
+                    let commit = find_commit(repo, id)?;
+                    if left == 0 && commit.parent_count() > 0 || boundary.contains(&id) {
                         shallow.push(id);
                     }
                     next.extend(
@@ -383,7 +386,7 @@ fn write_pack(
                             .filter(|id| repo.find_commit(*id).is_ok()),
                     );
                 }
-                layer = next;
+                generation = next;
             }
         }
     }
@@ -397,7 +400,7 @@ fn read_owner(spare: &Path) -> Option<Owner> {
     Some((user.parse().ok()?, group.parse().ok()?))
 }
 
-fn find(repo: &Repository, id: Oid) -> Result<git2::Commit<'_>, GitError> {
+fn find_commit(repo: &Repository, id: Oid) -> Result<git2::Commit<'_>, GitError> {
     repo.find_commit(id)
         .map_err(git(format!("find commit {id}")))
 }
@@ -429,11 +432,11 @@ fn check_out_branch(
     let mut config = CONFIG.to_owned();
     // The agent commits in the name of the operator, who merges the commits and is responsible for
     // them.
-    let who = host_repository.signature()?;
+    let user = host_repository.signature()?;
     config.push_str(&format!(
         "[user]\n\tname = {}\n\temail = {}\n",
-        quoted(who.name_bytes()),
-        quoted(who.email_bytes())
+        quoted(user.name_bytes()),
+        quoted(user.email_bytes())
     ));
     for (name, url) in remotes(host_repository)? {
         config.push_str(&format!(
@@ -471,18 +474,19 @@ fn quoted(bytes: &[u8]) -> String {
 
 /// Returns the operator's remotes without credentials.
 fn remotes(host_repository: &HostRepository) -> Result<Vec<(String, String)>, GitError> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let remotes = host_repository.remotes()?.into_iter();
     Ok(remotes
-        .filter(|(name, _)| name.chars().all(plain))
+        .filter(|(name, _)| name.chars().all(is_plain))
         .filter_map(|(name, url)| Some((name, without_secrets(&url)?)))
         .collect())
 }
 
 /// Removes user, password and query from a URL; `None` for a local path.
 fn without_secrets(url: &str) -> Option<String> {
-    let odd = |c: char| c.is_control() || c.is_whitespace() || matches!(c, '"' | '\\' | '#' | ';');
-    if url.chars().any(odd) {
+    let is_unsafe =
+        |c: char| c.is_control() || c.is_whitespace() || matches!(c, '"' | '\\' | '#' | ';');
+    if url.chars().any(is_unsafe) {
         return None;
     }
     let RemoteUrl {

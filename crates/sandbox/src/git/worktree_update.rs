@@ -1,7 +1,7 @@
 //! Transactional update of the operator's worktree and index.
 //!
 //! ```text
-//!   prepare   every changed path must be as HEAD has it, in the index and on disk;
+//!   prepare   every changed path must be the same as in HEAD, in the index and on disk;
 //!             the new files are written into a staging directory in the worktree
 //!   journal   the planned changes are recorded (journal.rs), for recovery after a crash
 //!   run       old files move into that directory, new ones out of it (renames only),
@@ -39,12 +39,12 @@ pub(super) struct WorktreeUpdate<'a> {
     journal: Journal,
     staged: OwnedFd,
     changes: Rc<[Change]>,
-    /// Paths outside a sparse checkout: they change in the index only.
-    unseen: Vec<Change>,
+    /// Changes of paths outside a sparse checkout, which are made in the index only.
+    index_only: Vec<Change>,
     /// Completed steps, for the rollback in reverse order.
     done: Vec<UpdateStep>,
     /// Whether the rollback failed and the staging directory holds the operator's only copy.
-    stuck: bool,
+    rollback_failed: bool,
 }
 
 enum UpdateStep {
@@ -65,19 +65,21 @@ impl<'a> WorktreeUpdate<'a> {
         let root = host_repository.root().to_owned();
         let worktree = beneath::open_root(&root).map_err(io("open", &root))?;
         let sparse = refuse_dirty(host_repository, &worktree, changes)?;
-        let (mut seen, mut unseen) = (Vec::new(), Vec::new());
+        let (mut on_disk, mut index_only) = (Vec::new(), Vec::new());
         for (number, change) in changes.iter().enumerate() {
             match (sparse.contains(&number), &goal) {
-                (false, _) => seen.push(change.clone()),
+                (false, _) => on_disk.push(change.clone()),
                 // This goal does not change the index, so the path must be written to disk.
-                (true, Goal::Files) => seen.push(Change {
+                (true, Goal::Files) => on_disk.push(Change {
                     old: None,
                     ..change.clone()
                 }),
-                (true, Goal::Reference { .. } | Goal::Head { .. }) => unseen.push(change.clone()),
+                (true, Goal::Reference { .. } | Goal::Head { .. }) => {
+                    index_only.push(change.clone());
+                }
             }
         }
-        let changes: Rc<[Change]> = seen.into();
+        let changes: Rc<[Change]> = on_disk.into();
         let (journal, stage) = Journal::open(host_repository, goal, &changes)?;
         fs::DirBuilder::new()
             .mode(0o700)
@@ -92,9 +94,9 @@ impl<'a> WorktreeUpdate<'a> {
             journal,
             staged,
             changes,
-            unseen,
+            index_only,
             done: Vec::new(),
-            stuck: false,
+            rollback_failed: false,
         };
         worktree_update.write_new_files()?;
         let ready = worktree_update.stage.join(READY);
@@ -142,22 +144,22 @@ impl<'a> WorktreeUpdate<'a> {
         self.change_files().inspect_err(|_| self.roll_back())
     }
 
-    /// Updates the files and the index, and then calls `last`, which moves the branch.
+    /// Updates the files and the index, and then calls `move_branch`, which moves the branch.
     pub(super) fn run_with_index(
         mut self,
-        last: impl FnOnce() -> Result<(), GitError>,
+        move_branch: impl FnOnce() -> Result<(), GitError>,
     ) -> Result<(), GitError> {
-        let lock = IndexLock::take(self.host_repository, &self.journal)?;
-        let landed = self.change_files().and_then(|()| {
-            let gone = self.changes.iter().chain(&self.unseen);
-            let gone = gone.filter(|change| change.new.is_none());
-            let gone: Vec<&[u8]> = gone.map(|change| change.path.as_slice()).collect();
-            let fresh = lock.write(self.host_repository, &gone, &self.entries()?)?;
+        let lock = IndexLock::acquire(self.host_repository, &self.journal)?;
+        let result = self.change_files().and_then(|()| {
+            let removed = self.changes.iter().chain(&self.index_only);
+            let removed = removed.filter(|change| change.new.is_none());
+            let removed: Vec<&[u8]> = removed.map(|change| change.path.as_slice()).collect();
+            let fresh = lock.write(self.host_repository, &removed, &self.entries()?)?;
             self.journal.keep_index(lock.index(), &fresh)?;
             let old = lock.swap(&fresh)?;
-            last().inspect_err(|_| lock.swap_back(old.as_deref()))
+            move_branch().inspect_err(|_| lock.swap_back(old.as_deref()))
         });
-        landed.inspect_err(|_| self.roll_back())
+        result.inspect_err(|_| self.roll_back())
     }
 
     fn change_files(&mut self) -> Result<(), GitError> {
@@ -165,7 +167,7 @@ impl<'a> WorktreeUpdate<'a> {
         for (number, change) in changes.iter().enumerate() {
             if change.old.is_some_and(|leaf| leaf.mode != SUBMODULE) {
                 self.move_out(number, &change.path)
-                    .map_err(io("move away", &self.at(&change.path)))?;
+                    .map_err(io("move away", &self.full_path(&change.path)))?;
             }
         }
         for change in changes.iter().filter(|change| change.new.is_none()) {
@@ -174,19 +176,19 @@ impl<'a> WorktreeUpdate<'a> {
         for (number, change) in changes.iter().enumerate() {
             if change.new.is_some_and(|leaf| leaf.mode != SUBMODULE) {
                 self.move_in(number, &change.path)
-                    .map_err(io("put in place", &self.at(&change.path)))?;
+                    .map_err(io("put in place", &self.full_path(&change.path)))?;
             }
         }
         Ok(())
     }
 
-    fn at(&self, path: &[u8]) -> PathBuf {
+    fn full_path(&self, path: &[u8]) -> PathBuf {
         self.root.join(beneath::path_from_bytes(path))
     }
 
     fn move_out(&mut self, number: usize, path: &[u8]) -> Result<(), Errno> {
         let (dir, name) = beneath::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
-        let kept = name_of("old", number)?;
+        let kept = staged_name("old", number)?;
         renameat2(
             &dir,
             name.as_c_str(),
@@ -201,7 +203,7 @@ impl<'a> WorktreeUpdate<'a> {
     fn move_in(&mut self, number: usize, path: &[u8]) -> Result<(), Errno> {
         self.make_parents(path)?;
         let (dir, name) = beneath::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
-        let fresh = name_of("new", number)?;
+        let fresh = staged_name("new", number)?;
         renameat2(
             &self.staged,
             fresh.as_c_str(),
@@ -246,7 +248,7 @@ impl<'a> WorktreeUpdate<'a> {
     fn roll_back(&mut self) {
         while let Some(step) = self.done.pop() {
             if self.undo(&step).is_err() {
-                self.stuck = true;
+                self.rollback_failed = true;
                 return;
             }
         }
@@ -266,7 +268,7 @@ impl<'a> WorktreeUpdate<'a> {
         let (dir, name) = beneath::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
         match step {
             UpdateStep::MovedOut(number) => {
-                let kept = name_of("old", *number)?;
+                let kept = staged_name("old", *number)?;
                 renameat2(
                     &self.staged,
                     kept.as_c_str(),
@@ -290,30 +292,31 @@ impl<'a> WorktreeUpdate<'a> {
         let entry = |(change, leaf): (&Change, Leaf)| {
             let stat = stat_path(&self.worktree, &change.path)
                 .and_then(|stat| stat.ok_or(Errno::ENOENT))
-                .map_err(io("look at", &self.at(&change.path)))?;
+                .map_err(io("stat", &self.full_path(&change.path)))?;
             Ok(full_entry(&change.path, leaf, &stat))
         };
-        let unseen = self.unseen.iter();
-        let unseen = unseen.filter_map(|change| Some(sparse_entry(&change.path, change.new?)));
+        let index_only = self.index_only.iter();
+        let index_only =
+            index_only.filter_map(|change| Some(sparse_entry(&change.path, change.new?)));
         self.changes
             .iter()
             .filter_map(|change| Some((change, change.new?)))
             .map(entry)
-            .chain(unseen.map(Ok))
+            .chain(index_only.map(Ok))
             .collect()
     }
 }
 
 impl Drop for WorktreeUpdate<'_> {
     fn drop(&mut self) {
-        if self.stuck {
-            self.journal.leave();
+        if self.rollback_failed {
+            self.journal.keep();
         } else {
             let _ = fs::remove_dir_all(&self.stage);
         }
     }
 }
 
-fn name_of(kind: &str, number: usize) -> Result<CString, Errno> {
+fn staged_name(kind: &str, number: usize) -> Result<CString, Errno> {
     CString::new(format!("{kind}-{number}")).map_err(|_| Errno::EINVAL)
 }

@@ -8,7 +8,7 @@ use policy::id::SandboxId;
 use serde::Serialize;
 
 use super::row::{RowStage, SandboxRow};
-use super::{Manager, ManagerError, commit_of, new_id, now, repository_of};
+use super::{Manager, ManagerError, new_id, now_millis, parse_commit, repository_of};
 use crate::checkpoint::{self, CopySummary};
 use crate::contract::{SandboxBackend, SandboxConfig, SandboxError, SandboxStatus, Trust};
 use crate::git::host_repository::HostRepository;
@@ -45,18 +45,18 @@ impl Manager {
         Ok(all)
     }
 
-    /// Saves the files of a sandbox, which is paused meanwhile.
+    /// Saves the files of a sandbox. The sandbox is paused while its files are copied.
     pub fn checkpoint(&self, id: &SandboxId, label: &str) -> Result<CopySummary, ManagerError> {
-        let to = self.checkpoint_at(id, &label_of(label)?)?;
-        let above = self.checkpoints.join(id.as_str());
-        private(&self.checkpoints)
-            .and_then(|()| private(&above))
+        let to = self.checkpoint_dir(id, &parse_label(label)?)?;
+        let parent = self.checkpoints.join(id.as_str());
+        create_private_directory(&self.checkpoints)
+            .and_then(|()| create_private_directory(&parent))
             .map_err(SandboxError::system("making the directory of checkpoints"))?;
         self.while_paused(id, || Ok(self.backend.save(id, &to)?))
     }
 
-    /// Replaces a sandbox's files by a checkpoint's. The sandbox's processes are killed, and it
-    /// restarts with `trust`.
+    /// Replaces a sandbox's files by those of a checkpoint. The sandbox's processes are killed, and
+    /// it restarts with `trust`.
     pub fn restore(&self, id: &SandboxId, label: &str, trust: &Trust) -> Result<(), ManagerError> {
         let from = self.find_checkpoint(id, label)?;
         self.backend.replace(id, trust, |tree, first| {
@@ -67,11 +67,14 @@ impl Manager {
 
     /// Returns the directory of a checkpoint.
     pub fn find_checkpoint(&self, id: &SandboxId, label: &str) -> Result<PathBuf, ManagerError> {
-        let label = label_of(label)?;
-        let from = self.checkpoint_at(id, &label)?;
+        let label = parse_label(label)?;
+        let from = self.checkpoint_dir(id, &label)?;
         if !from.is_dir() {
             let known = self.checkpoints(id)?;
-            let known: Vec<&str> = known.iter().map(|one| one.label.as_str()).collect();
+            let known: Vec<&str> = known
+                .iter()
+                .map(|checkpoint| checkpoint.label.as_str())
+                .collect();
             return Err(ManagerError::NoCheckpoint {
                 name: self.row(id)?.name,
                 label,
@@ -85,8 +88,8 @@ impl Manager {
         Ok(from)
     }
 
-    /// Creates a sandbox with a copy of another one's files and branch. As after
-    /// [`Manager::begin`], the result needs [`Manager::mark_kept`].
+    /// Creates a sandbox with a copy of another sandbox's files and branch. As after
+    /// [`Manager::begin`], the result needs [`Manager::mark_complete`].
     pub fn fork(
         &self,
         id: &SandboxId,
@@ -105,8 +108,8 @@ impl Manager {
             id: new_id(&name)?,
             name,
             start: tip.map(|tip| tip.to_string()),
-            created: now(),
-            stage: RowStage::Making,
+            created: now_millis(),
+            stage: RowStage::Creating,
             branch_made: false,
             published: Vec::new(),
             ..source.clone()
@@ -123,7 +126,7 @@ impl Manager {
         trust: &Trust,
     ) -> Result<(), ManagerError> {
         if let (Some(host_repository), Some(start)) = (host_repository, &row.start) {
-            self.make_branch(row, host_repository, commit_of(start)?)?;
+            self.make_branch(row, host_repository, parse_commit(start)?)?;
         }
         let config = SandboxConfig {
             id: row.id.clone(),
@@ -165,7 +168,7 @@ impl Manager {
         done
     }
 
-    fn checkpoint_at(&self, id: &SandboxId, label: &Slug) -> Result<PathBuf, ManagerError> {
+    fn checkpoint_dir(&self, id: &SandboxId, label: &Slug) -> Result<PathBuf, ManagerError> {
         self.row(id)?;
         Ok(self.checkpoints.join(id.as_str()).join(label.as_str()))
     }
@@ -177,11 +180,11 @@ impl Manager {
     }
 }
 
-fn label_of(label: &str) -> Result<Slug, ManagerError> {
+fn parse_label(label: &str) -> Result<Slug, ManagerError> {
     Ok(Slug::from_name(label).map_err(SandboxError::from)?)
 }
 
-fn private(directory: &Path) -> std::io::Result<()> {
+fn create_private_directory(directory: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),

@@ -3,7 +3,7 @@
 use policy::id::SandboxId;
 
 use super::row::{RowStage, SandboxRow};
-use super::{BranchRemoval, Manager, ManagerError, commit_of, creation_reason, repository_of};
+use super::{BranchRemoval, Manager, ManagerError, creation_reason, parse_commit, repository_of};
 use crate::contract::{Force, SandboxBackend, SandboxError, SandboxStatus};
 use crate::git::error::GitError;
 use crate::git::snapshot::SnapshotBounds;
@@ -41,14 +41,14 @@ impl Manager {
         row: &SandboxRow,
         bounds: &SnapshotBounds,
     ) -> Result<(), ManagerError> {
-        let is_there = self.status(&row.id) != SandboxStatus::Missing;
-        if is_there {
+        let exists = self.status(&row.id) != SandboxStatus::Missing;
+        if exists {
             self.backend.refuse_if_busy(&row.id)?;
         }
         if row.repository.is_none() {
             return self.refuse_losing_workspace(row);
         }
-        if is_there {
+        if exists {
             let report = self.snapshot(&row.id, "before deletion", bounds)?;
             self.refuse_losing_unsaved(row, &report, None)?;
         }
@@ -76,16 +76,17 @@ impl Manager {
                  to discard them"
             ),
             name,
-            way_out: None,
+            discard_option: None,
         })
     }
 
-    /// Fails if a snapshot could not save everything. `way_out` is the option to proceed anyway.
+    /// Fails if a snapshot could not save everything. `discard_option` is the option to proceed
+    /// anyway.
     pub fn refuse_losing_unsaved(
         &self,
         row: &SandboxRow,
         report: &SnapshotReport,
-        way_out: Option<&'static str>,
+        discard_option: Option<&'static str>,
     ) -> Result<(), ManagerError> {
         let Some(what) = report.unsaved_work() else {
             return Ok(());
@@ -112,7 +113,7 @@ impl Manager {
             name,
             what,
             fix,
-            way_out,
+            discard_option,
         })
     }
 
@@ -136,8 +137,8 @@ impl Manager {
         };
         // An incomplete sandbox's branch is removed only if it is still at its first commit.
         let only_at = match row.stage {
-            RowStage::Making => Some(commit_of(start)?),
-            RowStage::Kept | RowStage::Removing => None,
+            RowStage::Creating => Some(parse_commit(start)?),
+            RowStage::Complete | RowStage::Removing => None,
         };
         let host_repository = match repository_of(row) {
             Ok(host_repository) => host_repository,
@@ -149,11 +150,11 @@ impl Manager {
             }
             Err(other) => return Err(other),
         };
-        // A crash may have come before the branch was created, and a branch of this name may be the
-        // operator's.
-        let from_libgit2 =
+        // If a crash prevented the creation of the branch, a branch of this name belongs to the
+        // operator.
+        let created_here =
             row.branch_made || host_repository.was_created_for(&row.name, &creation_reason(row));
-        if row.stage == RowStage::Making && !from_libgit2 {
+        if row.stage == RowStage::Creating && !created_here {
             return Ok(BranchRemoval::default());
         }
         let tip = host_repository

@@ -25,8 +25,8 @@ pub struct SandboxRow {
     /// The common directory of the repository's worktrees.
     #[serde(default)]
     pub common: Option<PathBuf>,
-    /// Whether the branch is known to be created for this sandbox. A crash may come between the
-    /// two.
+    /// Whether the branch was created for this sandbox. After a crash between the creation and this
+    /// record, the field is still `false`.
     #[serde(default)]
     pub branch_made: bool,
     /// The workspace's first commit, which the workspace's repository has.
@@ -35,7 +35,7 @@ pub struct SandboxRow {
     pub start: Option<String>,
     /// The time of the request, in milliseconds since 1970.
     pub created: u64,
-    /// How far it has come.
+    /// The stage of the sandbox.
     pub stage: RowStage,
     /// The published ports.
     #[serde(default)]
@@ -52,18 +52,20 @@ pub struct SandboxRow {
 pub struct PublishedPort {
     /// The listening address on the host.
     pub host: SocketAddr,
-    /// The port inside.
+    /// The port in the sandbox.
     pub port: u16,
 }
 
-/// How far a sandbox has come.
+/// The stage of a sandbox, as the manager records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RowStage {
     /// The creation is in progress. After a crash the sandbox is removed.
-    Making,
+    #[serde(rename = "making")]
+    Creating,
     /// The sandbox is complete.
-    Kept,
+    #[serde(rename = "kept")]
+    Complete,
     /// The removal is in progress. After a crash it is continued.
     Removing,
 }
@@ -94,13 +96,13 @@ impl RowStore {
             .create(&directory)
             .map_err(SandboxError::system("making the directory of sandboxes"))?;
         let rows = Self(directory);
-        rows.sweep()
+        rows.remove_temporary_files()
             .map_err(SandboxError::system("removing incomplete rows"))?;
         Ok(rows)
     }
 
     /// Removes temporary files that a crash left between writing and renaming a row.
-    fn sweep(&self) -> std::io::Result<()> {
+    fn remove_temporary_files(&self) -> std::io::Result<()> {
         for entry in fs::read_dir(&self.0)?.flatten() {
             let name = entry.file_name();
             if name.to_str().is_some_and(|name| name.ends_with(".new")) {
@@ -119,7 +121,7 @@ impl RowStore {
         self.0.join(format!("{id}.json"))
     }
 
-    pub(super) fn all(&self) -> Result<Vec<SandboxRow>, ManagerError> {
+    pub(super) fn read_all(&self) -> Result<Vec<SandboxRow>, ManagerError> {
         let entries = fs::read_dir(&self.0).map_err(SandboxError::system("listing sandboxes"))?;
         let mut rows = Vec::new();
         for entry in entries.flatten() {
@@ -128,7 +130,7 @@ impl RowStore {
             let Some(Ok(id)) = id.map(SandboxId::parse) else {
                 continue;
             };
-            // An unreadable row must not hide the others.
+            // The other rows are returned, even if one is unreadable.
             match self.read(&id) {
                 Ok(row) => rows.push(row),
                 Err(error) => {
@@ -166,7 +168,7 @@ impl RowStore {
             file.write_all(&bytes)?;
             // Unfinished rows need no sync: they matter after a crash of the gate, not after a
             // power cut, which also ends the processes that they describe.
-            if row.stage == RowStage::Kept {
+            if row.stage == RowStage::Complete {
                 file.sync_all()?;
             }
             fs::rename(new, self.path(&row.id))
@@ -176,15 +178,15 @@ impl RowStore {
 
     /// Removes the manifest and then the row of a sandbox.
     pub(super) fn forget(&self, id: &SandboxId) -> Result<(), ManagerError> {
-        let gone = |path: &Path| match fs::remove_file(path) {
+        let remove_if_exists = |path: &Path| match fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         };
         let manifest = self.manifest(id);
         // A crash may have left a temporary manifest.
-        gone(&manifest.with_extension("manifest.fresh"))
-            .and_then(|()| gone(&manifest))
-            .and_then(|()| gone(&self.path(id)))
+        remove_if_exists(&manifest.with_extension("manifest.fresh"))
+            .and_then(|()| remove_if_exists(&manifest))
+            .and_then(|()| remove_if_exists(&self.path(id)))
             .map_err(SandboxError::system("removing the sandbox's row"))?;
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 use seccompiler::{BackendError, BpfProgram, sock_filter};
 
+/// The audit number of this architecture.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
@@ -13,14 +14,16 @@ const ARCHITECTURE: u32 = 0xc000_00b7;
 #[cfg(target_arch = "riscv64")]
 const ARCHITECTURE: u32 = 0xc000_00f3;
 
-// Classic BPF instructions, and the return values of a filter (seccomp(2)).
+// Classic BPF instructions (seccomp(2)).
 const LOAD: u16 = 0x20;
 const IF_EQUAL: u16 = 0x15;
 const IF_GREATER: u16 = 0x25;
 const IF_NOT_LESS: u16 = 0x35;
-const ANSWER: u16 = 0x06;
-const CALL_AT: u32 = 0;
-const ARCHITECTURE_AT: u32 = 4;
+const RETURN: u16 = 0x06;
+// Offsets in `struct seccomp_data`.
+const CALL_OFFSET: u32 = 0;
+const ARCHITECTURE_OFFSET: u32 = 4;
+// Actions of a filter.
 const KILL: u32 = 0x8000_0000;
 const REFUSE: u32 = 0x0005_0000;
 const ALLOW: u32 = 0x7fff_0000;
@@ -29,16 +32,16 @@ const ALLOW: u32 = 0x7fff_0000;
 /// process.
 pub(super) fn compile(calls: &[i64], errno: u32) -> Result<BpfProgram, BackendError> {
     let mut program = vec![
-        step(LOAD, ARCHITECTURE_AT),
+        step(LOAD, ARCHITECTURE_OFFSET),
         jump(IF_EQUAL, ARCHITECTURE, 1, 0),
-        step(ANSWER, KILL),
-        step(LOAD, CALL_AT),
+        step(RETURN, KILL),
+        step(LOAD, CALL_OFFSET),
     ];
-    program.extend(search(&ranges(calls), REFUSE | errno)?);
+    program.extend(compile_search(&ranges(calls), REFUSE | errno)?);
     Ok(program)
 }
 
-/// The first and last number of each contiguous range, ascending.
+/// Returns the first and last number of each contiguous range of calls, ascending.
 fn ranges(calls: &[i64]) -> Vec<(u32, u32)> {
     let mut calls: Vec<u32> = calls
         .iter()
@@ -56,24 +59,29 @@ fn ranges(calls: &[i64]) -> Vec<(u32, u32)> {
     ranges
 }
 
-fn search(ranges: &[(u32, u32)], refusal: u32) -> Result<BpfProgram, BackendError> {
+/// Compiles a binary search for the number of the call in sorted ranges.
+fn compile_search(ranges: &[(u32, u32)], refusal: u32) -> Result<BpfProgram, BackendError> {
     let (below, above) = match ranges {
-        [] => return Ok(vec![step(ANSWER, refusal)]),
+        [] => return Ok(vec![step(RETURN, refusal)]),
         [(first, last)] => {
             return Ok(vec![
                 jump(IF_NOT_LESS, *first, 0, 2),
                 jump(IF_GREATER, *last, 1, 0),
-                step(ANSWER, ALLOW),
-                step(ANSWER, refusal),
+                step(RETURN, ALLOW),
+                step(RETURN, refusal),
             ]);
         }
         many => many.split_at(many.len() / 2),
     };
     let middle = above.first().map_or(0, |(first, _)| *first);
-    let (below, above) = (search(below, refusal)?, search(above, refusal)?);
+    let (below, above) = (
+        compile_search(below, refusal)?,
+        compile_search(above, refusal)?,
+    );
     // A jump offset has one byte.
-    let over = u8::try_from(below.len()).map_err(|_| BackendError::FilterTooLarge(below.len()))?;
-    let mut program = vec![jump(IF_NOT_LESS, middle, over, 0)];
+    let jump_length =
+        u8::try_from(below.len()).map_err(|_| BackendError::FilterTooLarge(below.len()))?;
+    let mut program = vec![jump(IF_NOT_LESS, middle, jump_length, 0)];
     program.extend(below);
     program.extend(above);
     Ok(program)
@@ -95,9 +103,9 @@ mod tests {
     fn run(program: &[sock_filter], architecture: u32, call: u32) -> u32 {
         let (mut at, mut word) = (0, 0);
         loop {
-            let now = &program[at];
-            let holds = match now.code {
-                LOAD if now.k == CALL_AT => {
+            let instruction = &program[at];
+            let condition = match instruction.code {
+                LOAD if instruction.k == CALL_OFFSET => {
                     word = call;
                     false
                 }
@@ -105,12 +113,16 @@ mod tests {
                     word = architecture;
                     false
                 }
-                IF_EQUAL => word == now.k,
-                IF_GREATER => word > now.k,
-                IF_NOT_LESS => word >= now.k,
-                _ => return now.k,
+                IF_EQUAL => word == instruction.k,
+                IF_GREATER => word > instruction.k,
+                IF_NOT_LESS => word >= instruction.k,
+                _ => return instruction.k,
             };
-            at += 1 + usize::from(if holds { now.jt } else { now.jf });
+            at += 1 + usize::from(if condition {
+                instruction.jt
+            } else {
+                instruction.jf
+            });
         }
     }
 

@@ -1,8 +1,8 @@
 //! cgroups for limits, CPU weight and freezing, where they are writable.
 //!
 //! Version 2 is used wherever it is writable, even without a controller (hybrid machines): freezing
-//! and killing need none. Version 1 is used for memory, pids, cpu and, without version 2, the
-//! freezer.
+//! and killing need no controller. Version 1 is used for memory, pids, cpu and, without version 2,
+//! the freezer.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -19,18 +19,18 @@ use crate::contract::SandboxLimits;
 const CGROUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The period of the CPU limit in microseconds.
-const CPU_PERIOD: u64 = 100_000;
+const CPU_PERIOD_MICROS: u64 = 100_000;
 
 /// A cgroup hierarchy of this process.
 #[derive(Debug, PartialEq, Eq)]
 struct Hierarchy {
-    /// Empty for version 2.
+    /// The controllers; empty for version 2.
     controllers: Vec<String>,
     directory: PathBuf,
 }
 
 impl Hierarchy {
-    fn is_wanted(&self) -> bool {
+    fn is_used(&self) -> bool {
         let wanted = |one: &String| matches!(one.as_str(), "memory" | "pids" | "cpu" | "freezer");
         self.controllers.is_empty() || self.controllers.iter().any(wanted)
     }
@@ -46,23 +46,26 @@ pub(crate) fn plan(name: &str) -> Vec<PathBuf> {
     };
     hierarchies(&mounts, &own)
         .into_iter()
-        .filter(Hierarchy::is_wanted)
+        .filter(Hierarchy::is_used)
         .map(|hierarchy| hierarchy.directory.join(name))
         .collect()
 }
 
 /// Creates the planned cgroups and sets limits. Returns the created ones; those that the system
 /// refuses are skipped.
-pub(crate) fn make(planned: &[PathBuf], limits: SandboxLimits) -> (Vec<PathBuf>, CgroupLimits) {
-    let mut counted = CgroupLimits::default();
+pub(crate) fn create_planned(
+    planned: &[PathBuf],
+    limits: SandboxLimits,
+) -> (Vec<PathBuf>, CgroupLimits) {
+    let mut cgroup_limits = CgroupLimits::default();
     let mut made = Vec::new();
     for cgroup in planned {
         if create(cgroup).is_err() {
             continue;
         }
         if let Some(parent) = cgroup.parent() {
-            // Only version 2 has this file, and refuses the write if the parent has processes; then
-            // the cgroup only freezes.
+            // Only version 2 has this file. The kernel refuses the write if the parent has
+            // processes; the cgroup is then used for freezing only.
             let control = parent.join("cgroup.subtree_control");
             if control.exists() {
                 for controller in ["+memory", "+pids", "+cpu"] {
@@ -70,10 +73,10 @@ pub(crate) fn make(planned: &[PathBuf], limits: SandboxLimits) -> (Vec<PathBuf>,
                 }
             }
         }
-        counted = counted.or(set_limits(cgroup, limits));
+        cgroup_limits = cgroup_limits.or(set_limits(cgroup, limits));
         made.push(cgroup.clone());
     }
-    (made, counted)
+    (made, cgroup_limits)
 }
 
 /// Sets the limits that a cgroup of either version supports.
@@ -84,22 +87,24 @@ fn set_limits(cgroup: &Path, limits: SandboxLimits) -> CgroupLimits {
     };
     let set = |file: &str, value: u64| write(file, &value.to_string());
     let cpus = limits.millicpus.is_some_and(|millicpus| {
-        let quota = u64::from(millicpus) * CPU_PERIOD / 1000;
-        write("cpu.max", &format!("{quota} {CPU_PERIOD}"))
-            || (set("cpu.cfs_period_us", CPU_PERIOD) && set("cpu.cfs_quota_us", quota))
+        let quota = u64::from(millicpus) * CPU_PERIOD_MICROS / 1000;
+        write("cpu.max", &format!("{quota} {CPU_PERIOD_MICROS}"))
+            || (set("cpu.cfs_period_us", CPU_PERIOD_MICROS) && set("cpu.cfs_quota_us", quota))
     });
     set("memory.swap.max", 0);
     CgroupLimits {
         memory: set("memory.max", limits.memory) || set("memory.limit_in_bytes", limits.memory),
         pids: set("pids.max", u64::from(limits.pids)),
-        cpu: set("cpu.weight", scheduling::WEIGHT) || set("cpu.shares", scheduling::SHARES),
+        cpu: set("cpu.weight", scheduling::CGROUP_WEIGHT)
+            || set("cpu.shares", scheduling::CGROUP_SHARES),
         cpus,
     }
 }
 
 /// Freezes or thaws; `false` if no cgroup supports it.
 pub(crate) fn freeze(cgroups: &[PathBuf], frozen: bool) -> Result<bool> {
-    let wait_until = |is: &dyn Fn() -> Result<bool>| wait_for(is, "the cgroup did not freeze");
+    let wait_until =
+        |condition: &dyn Fn() -> Result<bool>| wait_for(condition, "the cgroup did not freeze");
     for cgroup in cgroups {
         let (unified, legacy) = (cgroup.join("cgroup.freeze"), cgroup.join("freezer.state"));
         if unified.exists() {
@@ -126,9 +131,9 @@ pub(crate) fn freeze(cgroups: &[PathBuf], frozen: bool) -> Result<bool> {
 /// process cannot die.
 pub(crate) fn thaw_all(cgroups: &[PathBuf]) {
     for cgroup in cgroups {
-        for one in descendants(cgroup).iter().chain([cgroup]) {
+        for path in descendants(cgroup).iter().chain([cgroup]) {
             for (file, word) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
-                let file = one.join(file);
+                let file = path.join(file);
                 if file.exists() {
                     let _ = fs::write(file, word);
                 }
@@ -155,7 +160,7 @@ pub(crate) fn remove(cgroups: &[PathBuf]) -> Result<()> {
     thaw_all(cgroups);
     for cgroup in cgroups {
         wait_for(
-            &|| match remove_below(cgroup).and_then(|()| fs::remove_dir(cgroup)) {
+            &|| match remove_descendants(cgroup).and_then(|()| fs::remove_dir(cgroup)) {
                 Ok(()) => Ok(true),
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(false),
@@ -180,7 +185,7 @@ fn descendants(cgroup: &Path) -> Vec<PathBuf> {
     all
 }
 
-fn remove_below(cgroup: &Path) -> Result<()> {
+fn remove_descendants(cgroup: &Path) -> Result<()> {
     for below in descendants(cgroup) {
         match fs::remove_dir(below) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -190,8 +195,8 @@ fn remove_below(cgroup: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether this process's writable cgroups belong to the agent's id as well: an agent that could
-/// mount them could raise its own limits.
+/// Whether this process may create cgroups. An agent with the same user id, which could mount them,
+/// could then raise its own limits.
 pub(crate) fn is_delegated() -> bool {
     let writable = |cgroup: PathBuf| {
         let above = cgroup.parent().map(Path::to_owned).unwrap_or_default();
@@ -200,9 +205,9 @@ pub(crate) fn is_delegated() -> bool {
     plan("any").into_iter().any(writable)
 }
 
-/// Whether this process is in the root cgroup of the cpu controller, so that its weight is its
-/// session's.
-pub(crate) fn has_root_weight() -> bool {
+/// Whether this process is in the root cgroup of the cpu controller. The kernel gives weights to
+/// sessions only there.
+pub(crate) fn is_in_root_cpu_cgroup() -> bool {
     let (Ok(mounts), Ok(own)) = (
         fs::read_to_string("/proc/self/mountinfo"),
         fs::read_to_string("/proc/self/cgroup"),
@@ -215,20 +220,25 @@ pub(crate) fn has_root_weight() -> bool {
         has_cpu.then_some(path == "/")
     });
     in_version_1.unwrap_or_else(|| {
-        // Only the root cgroup has no such file.
-        let weighed = |cgroup: &Path| cgroup.join("cpu.weight").exists();
+        // Every cgroup except the root has this file.
+        let has_weight = |cgroup: &Path| cgroup.join("cpu.weight").exists();
         let unified = hierarchies(&mounts, &own).into_iter();
         let unified = unified.filter(|one| one.controllers.is_empty());
         !unified
-            .flat_map(|one| one.directory.ancestors().map(weighed).collect::<Vec<_>>())
-            .any(|is| is)
+            .flat_map(|one| {
+                one.directory
+                    .ancestors()
+                    .map(has_weight)
+                    .collect::<Vec<_>>()
+            })
+            .any(|has_weight| has_weight)
     })
 }
 
-/// Polls until the condition holds. The kernel has no descriptor to wait on for these.
-fn wait_for(is: &dyn Fn() -> Result<bool>, message: &str) -> Result<()> {
+/// Polls until the condition holds. The kernel offers no descriptor that reports such a change.
+fn wait_for(condition: &dyn Fn() -> Result<bool>, message: &str) -> Result<()> {
     let deadline = Instant::now() + CGROUP_TIMEOUT;
-    while !is()? {
+    while !condition()? {
         if Instant::now() > deadline {
             return Err(Error::new(ErrorKind::TimedOut, message));
         }
@@ -322,10 +332,10 @@ mod tests {
                 ("pids".to_owned(), "/sys/fs/cgroup/pids/c"),
             ]
         );
-        assert!(found.iter().all(Hierarchy::is_wanted));
+        assert!(found.iter().all(Hierarchy::is_used));
     }
 
-    // Issue 14, number 3.
+    // Regression test for issue 14, item 3.
     #[test]
     fn limits_are_written_to_the_files_of_either_version() {
         let limits = SandboxLimits {

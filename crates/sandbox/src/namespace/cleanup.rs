@@ -20,7 +20,7 @@ impl Namespace {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(system)?,
         };
-        let mut cleared = Vec::new();
+        let mut removed = Vec::new();
         for entry in entries.flatten() {
             let name = entry.file_name();
             let Some(Ok(id)) = name.to_str().map(SandboxId::parse) else {
@@ -28,35 +28,36 @@ impl Namespace {
             };
             // No directory is reserved while its lock is checked.
             let claims = self.lock_all()?;
-            let place = self.sandbox_dir(&id);
+            let directory = self.sandbox_dir(&id);
             let record = self.read(&id).ok();
-            let _mine = match try_lock(&place.join("lock"))? {
-                Some(mine) => mine,
-                // A child of a dead creator holds its descriptors only until it executes.
-                None if record.as_ref().is_some_and(|one| !one.creator.lives()) => {
-                    lock(&place.join("lock"))?
+            let _lock = match try_lock(&directory.join("lock"))? {
+                Some(lock) => lock,
+                // The creator has exited. A child that it forked may hold the lock until the child
+                // executes its program.
+                None if record.as_ref().is_some_and(|one| !one.creator.is_running()) => {
+                    lock(&directory.join("lock"))?
                 }
                 None => continue,
             };
             drop(claims);
-            // An unreadable record proves nothing, and a directory that may hold work is not
-            // removed.
-            let rubbish = match self.read(&id) {
+            // A sandbox with an unreadable record may be complete, and a directory that may hold
+            // work is not removed.
+            let to_remove = match self.read(&id) {
                 Ok(record) => record.phase.is_unfinished().then_some(Some(record)),
-                Err(SandboxError::NotFound(_)) if !place.join("fs").exists() => Some(None),
+                Err(SandboxError::NotFound(_)) if !directory.join("fs").exists() => Some(None),
                 Err(_) => None,
             };
-            if let Some(record) = rubbish {
+            if let Some(record) = to_remove {
                 // A failure must not prevent the removal of the others.
                 match self.destroy(&id, record) {
-                    Ok(()) => cleared.push(id),
+                    Ok(()) => removed.push(id),
                     Err(error) => {
                         tracing::warn!(sandbox = %id, %error, "namespace backend could not remove an incomplete sandbox");
                     }
                 }
             }
         }
-        Ok(cleared)
+        Ok(removed)
     }
 
     /// Kills the processes, waits for their exit and removes the files. The caller holds the lock.
@@ -66,10 +67,10 @@ impl Namespace {
         record: Option<Record>,
     ) -> Result<(), SandboxError> {
         let system = |step| SandboxError::system::<Error>(step);
-        let place = self.sandbox_dir(id);
-        // A launcher without its creator exits and takes its init along. A launcher that has not
-        // started yet waits for the lock and then finds it removed.
-        let launcher = place.join("launcher.lock");
+        let directory = self.sandbox_dir(id);
+        // A launcher whose creator has exited exits as well, and its init is killed. A launcher
+        // that starts later waits for the lock and fails, because the lock file was removed.
+        let launcher = directory.join("launcher.lock");
         let _launch_lock = launcher.exists().then(|| lock(&launcher)).transpose()?;
         let (init, cgroups) = match record {
             Some(mut record) => {
@@ -77,16 +78,19 @@ impl Namespace {
                 self.write(&record)?;
                 (record.init, record.cgroups)
             }
-            None => (Process::behind(&place), cgroup::plan(&self.cgroup_name(id))),
+            None => (
+                Process::find_listener(&directory),
+                cgroup::plan(&self.cgroup_name(id)),
+            ),
         };
         if let Some(init) = init {
-            init.end(&cgroups)
+            init.kill_and_wait(&cgroups)
                 .map_err(system("ending the sandbox's processes"))?;
         }
         cgroup::remove(&cgroups).map_err(system("removing the sandbox's cgroups"))?;
         // The record is removed last, so that an interrupted deletion can be continued.
-        self.remove_files(&place.join("fs"))
-            .and_then(|()| self.remove_files(&place))
+        self.remove_files(&directory.join("fs"))
+            .and_then(|()| self.remove_files(&directory))
             .map_err(system("removing the sandbox's files"))
     }
 }

@@ -21,11 +21,11 @@ use super::protocol::{Answer, Commands, Exec, Hello, PROTOCOL, Request, Terminal
 use super::{packet, stdio};
 use crate::contract::{ExecutionResult, SandboxCommand, SandboxError, SandboxListener, Trust};
 
-/// Timeout of an answer that is cheap for init.
+/// Timeout of a request that init can answer without waiting.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Timeout of finding the owner of a connection, because a request waits for it. It usually takes
-/// milliseconds.
+/// Timeout of finding the owner of a connection, which usually takes milliseconds. A proxied
+/// request waits for the result.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum bytes of each output of a command.
@@ -39,17 +39,17 @@ pub struct InitConnection {
 impl InitConnection {
     /// Connects, and checks the protocol version.
     pub(crate) fn open(directory: &Path) -> Result<Self, SandboxError> {
-        let silent = |error: Error| SandboxError::NotResponding(error.to_string());
-        let socket = dial(directory, SockFlag::empty()).map_err(silent)?;
+        let not_responding = |error: Error| SandboxError::NotResponding(error.to_string());
+        let socket = dial(directory, SockFlag::empty()).map_err(not_responding)?;
         let connection = Self { socket };
         connection.read_hello(Instant::now() + ANSWER_TIMEOUT)?;
-        packet::enlarge_buffers(&connection.socket).map_err(silent)?;
+        packet::enlarge_buffers(&connection.socket).map_err(not_responding)?;
         Ok(connection)
     }
 
     /// Reads init's hello.
     fn read_hello(&self, deadline: Instant) -> Result<(), SandboxError> {
-        let (hello, _) = self.receive_by::<Hello>(deadline)?;
+        let (hello, _) = self.receive_until::<Hello>(deadline)?;
         if hello.protocol != PROTOCOL {
             return Err(SandboxError::Protocol {
                 found: hello.protocol,
@@ -72,7 +72,7 @@ impl InitConnection {
                     socket,
                 })
                 .collect()),
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 
@@ -84,19 +84,19 @@ impl InitConnection {
             (Answer::Failed { step, reason }, _) => {
                 Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 
     /// Adds a trusted root certificate.
-    pub(crate) fn trust(&self, trust: &Trust) -> Result<(), SandboxError> {
+    pub(crate) fn add_trust(&self, trust: &Trust) -> Result<(), SandboxError> {
         self.send(&Request::Trust(trust.clone()))?;
         match self.receive()? {
             (Answer::Done, _) => Ok(()),
             (Answer::Failed { step, reason }, _) => {
                 Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 
@@ -110,26 +110,29 @@ impl InitConnection {
                 .filter(|_| sockets.is_empty())
                 .ok_or_else(|| failed("init sent no socket".to_owned())),
             (Answer::Failed { step, reason }, _) => Err(failed(format!("{step}: {reason}"))),
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 
     /// Connects to the workbench.
-    pub(crate) fn workbench(&self, words: &[&str]) -> Result<OwnedFd, SandboxError> {
+    pub(crate) fn workbench(&self, arguments: &[&str]) -> Result<OwnedFd, SandboxError> {
         let failed = |step: String, reason: String| SandboxError::Start {
             program: "workbench".to_owned(),
             step,
             reason,
         };
-        let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
-        self.send(&Request::Workbench { words })?;
+        let arguments = arguments
+            .iter()
+            .map(|word| word.as_bytes().to_vec())
+            .collect();
+        self.send(&Request::Workbench { arguments })?;
         match self.receive()? {
             (Answer::Connected, mut sockets) => sockets
                 .pop()
                 .filter(|_| sockets.is_empty())
                 .ok_or_else(|| failed("connecting".to_owned(), "init sent no socket".to_owned())),
             (Answer::Failed { step, reason }, _) => Err(failed(step, reason)),
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 
@@ -141,16 +144,16 @@ impl InitConnection {
             (Answer::Failed { step, reason }, _) => {
                 Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 
     /// Requests the running commands.
-    pub(crate) fn running(&self) -> Result<Commands, SandboxError> {
+    pub(crate) fn running_commands(&self) -> Result<Commands, SandboxError> {
         self.send(&Request::Running)?;
         match self.receive()? {
             (Answer::Running(commands), _) => Ok(commands),
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 
@@ -201,7 +204,7 @@ impl InitConnection {
                 step,
                 reason,
             }),
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 
@@ -211,15 +214,15 @@ impl InitConnection {
     }
 
     fn receive<T: serde::de::DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), SandboxError> {
-        self.receive_by(Instant::now() + ANSWER_TIMEOUT)
+        self.receive_until(Instant::now() + ANSWER_TIMEOUT)
     }
 
-    fn receive_by<T: serde::de::DeserializeOwned>(
+    fn receive_until<T: serde::de::DeserializeOwned>(
         &self,
         deadline: Instant,
     ) -> Result<(T, Vec<OwnedFd>), SandboxError> {
         let mut end = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        wait(&mut end, Some(deadline))
+        poll_until(&mut end, Some(deadline))
             .and_then(|ready| match ready {
                 0 => Err(Error::from(ErrorKind::TimedOut)),
                 _ => packet::receive(self.socket.as_fd()),
@@ -230,7 +233,7 @@ impl InitConnection {
 }
 
 /// Finds the program that owns the socket with these ends, if that is certain.
-pub(crate) fn owner(
+pub(crate) fn find_socket_owner(
     directory: &Path,
     from: SocketAddr,
     to: SocketAddr,
@@ -242,9 +245,9 @@ pub(crate) fn owner(
     let connection = InitConnection { socket };
     connection.read_hello(deadline)?;
     connection.send(&Request::Owner { from, to })?;
-    match connection.receive_by(deadline)? {
+    match connection.receive_until(deadline)? {
         (Answer::Owner(program), _) => Ok(program),
-        (answer, _) => Err(unexpected(&answer)),
+        (answer, _) => Err(unexpected_answer(&answer)),
     }
 }
 
@@ -265,18 +268,19 @@ pub struct RunningCommand {
 }
 
 impl RunningCommand {
-    /// The caller's ends: input, output and error output, or the terminal's master alone.
-    pub fn ends(&self) -> &[OwnedFd] {
+    /// Returns the caller's ends of the standard streams: input, output and error output, or only
+    /// the terminal's master.
+    pub fn stdio(&self) -> &[OwnedFd] {
         &self.ends
     }
 
-    /// Takes the ends, so that each can be closed separately.
-    pub fn take_ends(&mut self) -> Vec<OwnedFd> {
+    /// Takes the ends of [`RunningCommand::stdio`], so that each can be closed separately.
+    pub fn take_stdio(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.ends)
     }
 
-    /// A descriptor that becomes readable when the command has exited.
-    pub fn end(&self) -> BorrowedFd<'_> {
+    /// Returns a descriptor that becomes readable when the command has exited.
+    pub fn exit_descriptor(&self) -> BorrowedFd<'_> {
         self.connection.socket.as_fd()
     }
 
@@ -288,7 +292,7 @@ impl RunningCommand {
     /// Resizes the command's terminal, if it has one.
     pub fn resize(&self, size: TerminalSize) -> Result<(), SandboxError> {
         match self.ends.as_slice() {
-            // Through the master, so that the next input sees the new size.
+            // The size is set through the master, so that it applies before the next input.
             [master] => {
                 stdio::set_size(master, size).map_err(SandboxError::system("resizing the terminal"))
             }
@@ -310,7 +314,7 @@ impl RunningCommand {
                 step,
                 reason,
             }),
-            Ok(Some((answer, _))) => Err(unexpected(&answer)),
+            Ok(Some((answer, _))) => Err(unexpected_answer(&answer)),
             Ok(None) => Err(SandboxError::NotResponding(
                 "init closed the connection".to_owned(),
             )),
@@ -321,8 +325,7 @@ impl RunningCommand {
     /// Writes the input, collects the output and waits for the exit. Also returns why the command
     /// was killed if its sandbox exceeded a limit.
     ///
-    /// Only the command's own exit counts: a process that it left in the background does not delay
-    /// the caller.
+    /// A process that the command left in the background does not delay the caller.
     pub(crate) fn finish(
         mut self,
         stdin: &[u8],
@@ -336,7 +339,7 @@ impl RunningCommand {
                 .map_err(|errno| system(errno.into()))?;
         }
         let mut ends = std::mem::take(&mut self.ends).into_iter();
-        let mut feed = ends.next().filter(|_| !stdin.is_empty());
+        let mut input = ends.next().filter(|_| !stdin.is_empty());
         let mut rest = stdin;
         let mut outputs = [ends.next(), ends.next()];
         let mut outputs_read = [Vec::new(), Vec::new()];
@@ -355,11 +358,11 @@ impl RunningCommand {
                     .flatten()
                     .map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN)),
             );
-            if let Some(feed) = &feed {
-                all.push(PollFd::new(feed.as_fd(), PollFlags::POLLOUT));
+            if let Some(input) = &input {
+                all.push(PollFd::new(input.as_fd(), PollFlags::POLLOUT));
             }
-            let ready = wait(&mut all, deadline).map_err(system)?;
-            let over = all.first().and_then(PollFd::any).unwrap_or(false);
+            let ready = poll_until(&mut all, deadline).map_err(system)?;
+            let has_exited = all.first().and_then(PollFd::any).unwrap_or(false);
             if ready == 0 {
                 match (kill_reason, timeout) {
                     (None, Some(time)) => {
@@ -392,7 +395,7 @@ impl RunningCommand {
                 self.kill()?;
                 deadline = Some(Instant::now() + ANSWER_TIMEOUT);
             }
-            if let Some(end) = &feed {
+            if let Some(end) = &input {
                 match nix::unistd::write(end, rest) {
                     Ok(written) => rest = rest.get(written..).unwrap_or_default(),
                     Err(Errno::EAGAIN | Errno::EINTR) => {}
@@ -400,10 +403,10 @@ impl RunningCommand {
                     Err(_) => rest = &[],
                 }
                 if rest.is_empty() {
-                    feed = None;
+                    input = None;
                 }
             }
-            if over {
+            if has_exited {
                 // Output that was written before the exit may still be in the pipes.
                 for (output, outputs_read) in outputs.iter_mut().zip(&mut outputs_read) {
                     if let Some(end) = output {
@@ -445,9 +448,9 @@ impl KillReason {
     }
 }
 
-/// Reads the available bytes through the buffer; returns whether the end was reached.
+/// Appends the available bytes to `into`; returns whether the end was reached.
 fn drain(end: &OwnedFd, buffer: &mut [u8], into: &mut Vec<u8>) -> std::io::Result<bool> {
-    // Bounded, so that endless output cannot keep the loop here.
+    // The loop is bounded, so that endless output does not block the caller.
     for _ in 0..64 {
         match nix::unistd::read(end, buffer) {
             Ok(0) => return Ok(true),
@@ -462,7 +465,10 @@ fn drain(end: &OwnedFd, buffer: &mut [u8], into: &mut Vec<u8>) -> std::io::Resul
 
 /// Polls until a descriptor is ready (returns their number) or the deadline has passed (returns 0).
 /// Continues after a signal, because the gate receives SIGCHLD of its children.
-pub(super) fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<i32> {
+pub(super) fn poll_until(
+    ends: &mut [PollFd<'_>],
+    deadline: Option<Instant>,
+) -> std::io::Result<i32> {
     loop {
         let timeout = match deadline {
             None => PollTimeout::NONE,
@@ -498,18 +504,18 @@ fn dial(directory: &Path, how: SockFlag) -> std::io::Result<OwnedFd> {
 }
 
 /// Returns the process that listens at a sandbox's `init.sock`, frozen or not.
-pub(crate) fn listener(directory: &Path) -> std::io::Result<i32> {
+pub(crate) fn listener_pid(directory: &Path) -> std::io::Result<i32> {
     let peer = getsockopt(
         &dial(directory, SockFlag::empty())?,
         sockopt::PeerCredentials,
     )?;
-    // A process of another namespace has no number here.
+    // The number is 0 if the process is in another PID namespace that is not below this one.
     match peer.pid() {
         0 => Err(Error::from(ErrorKind::NotFound)),
         pid => Ok(pid),
     }
 }
 
-fn unexpected(answer: &Answer) -> SandboxError {
+fn unexpected_answer(answer: &Answer) -> SandboxError {
     SandboxError::NotResponding(format!("unexpected answer: {answer:?}"))
 }

@@ -16,15 +16,17 @@ use libc::{
 use nix::sys::socket::sockopt;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket};
 
-/// Bytes kept of a packet: the longest IPv4 header and the TCP ports.
-const KEPT: u32 = 64;
+/// Bytes of a packet that the filter keeps: the longest IPv4 header and the TCP ports.
+const KEPT_BYTES: u32 = 64;
 
-/// Receive buffer. Further packets are dropped; their connections are refused nevertheless.
-const WAITING: usize = 128 * 1024;
+/// Size of the receive buffer. When it is full, further packets are dropped; the kernel refuses
+/// their connections nevertheless.
+const RECEIVE_BUFFER_BYTES: usize = 128 * 1024;
 
 /// Offsets of the destination port and the flags in a TCP header (RFC 9293, 3.1).
-const PORT_AT: u32 = 2;
-const FLAGS_AT: u32 = 13;
+const PORT_OFFSET: u32 = 2;
+const FLAGS_OFFSET: u32 = 13;
+// Flags of a TCP header.
 const SYN: u32 = 0x02;
 const ACK: u32 = 0x10;
 
@@ -43,7 +45,7 @@ pub(crate) fn open(wildcard: IpAddr, listened: &[u16]) -> Result<OwnedFd> {
     } else {
         setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
     }
-    setsockopt(&socket, sockopt::RcvBuf, &WAITING)?;
+    setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES)?;
     Ok(socket)
 }
 
@@ -56,16 +58,16 @@ fn filter(is_ipv4: bool, listened: &[u16]) -> Vec<sock_filter> {
         program.push(step(BPF_LDX | BPF_B | BPF_MSH, 0));
     }
     program.extend([
-        step(BPF_LD | BPF_B | at, FLAGS_AT),
+        step(BPF_LD | BPF_B | at, FLAGS_OFFSET),
         step(BPF_ALU | BPF_AND | BPF_K, SYN | ACK),
         jump(SYN, 1, 0),
         step(BPF_RET | BPF_K, 0),
-        step(BPF_LD | BPF_H | at, PORT_AT),
+        step(BPF_LD | BPF_H | at, PORT_OFFSET),
     ]);
     for port in listened {
         program.extend([jump(u32::from(*port), 0, 1), step(BPF_RET | BPF_K, 0)]);
     }
-    program.push(step(BPF_RET | BPF_K, KEPT));
+    program.push(step(BPF_RET | BPF_K, KEPT_BYTES));
     program
 }
 

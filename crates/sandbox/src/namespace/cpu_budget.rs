@@ -1,4 +1,4 @@
-//! Budget of processor time: waiting for the processor does not count.
+//! Budget of processor time of a thread. Time in which the thread waits does not count.
 
 use std::time::Duration;
 
@@ -7,24 +7,25 @@ use nix::time::{ClockId, clock_gettime};
 /// The remaining processor time of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuBudget {
-    until: Duration,
+    /// The processor time of the thread at which the budget is exhausted.
+    end: Duration,
 }
 
 impl CpuBudget {
     /// A budget that starts now, for the calling thread.
-    pub(crate) fn of(time: Duration) -> Self {
+    pub(crate) fn new(time: Duration) -> Self {
         Self {
-            until: spent().saturating_add(time),
+            end: thread_cpu_time().saturating_add(time),
         }
     }
 
-    pub(crate) fn is_over(self) -> bool {
-        spent() >= self.until
+    pub(crate) fn is_exhausted(self) -> bool {
+        thread_cpu_time() >= self.end
     }
 }
 
-/// The processor time of this thread; the maximum if there is no clock.
-fn spent() -> Duration {
+/// Returns the processor time of this thread; `Duration::MAX` if the clock cannot be read.
+fn thread_cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::MAX, Duration::from)
 }
 
@@ -34,11 +35,11 @@ mod tests {
 
     #[test]
     fn budget_counts_only_processor_time() {
-        let budget = CpuBudget::of(Duration::from_millis(20));
-        assert!(CpuBudget::of(Duration::ZERO).is_over());
+        let budget = CpuBudget::new(Duration::from_millis(20));
+        assert!(CpuBudget::new(Duration::ZERO).is_exhausted());
         let _ = nix::poll::poll(&mut [], nix::poll::PollTimeout::from(50_u8));
-        assert!(!budget.is_over(), "waiting does not count");
-        while !budget.is_over() {
+        assert!(!budget.is_exhausted(), "waiting does not count");
+        while !budget.is_exhausted() {
             std::hint::spin_loop();
         }
     }

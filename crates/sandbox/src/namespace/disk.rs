@@ -1,16 +1,18 @@
 //! Disk limit of a sandbox, enforced by measuring.
 //!
 //! Quotas need a suitable file system and root, a loop device needs root, and a tmpfs is memory.
-//! Measuring works everywhere: init queries the free space of the file system, which is cheap, and
-//! measures the sandbox's own directory only
+//! Measuring works everywhere: init often queries the free space of the file system, which is
+//! cheap. Init measures the sandbox's own directory only
 //!
 //! - when so much space was used since the last measurement that the limit may be near,
-//! - and at least every minute, because space that others free hides what the agent uses;
+//! - and at least every minute, because the free space shows no growth while other programs free
+//!   space.
 //!
-//! a few entries at a time, between two requests, and for a small part of the time only. Files that
-//! were deleted and are still open count as well. Independent of measurements, the host keeps its
-//! last gibibyte (or a twentieth, or a few inodes), the floor. Each init decides for its own
-//! sandbox, by its growth since there was enough space:
+//! A measurement examines a few entries at a time, between two requests, and takes a small part of
+//! the time. Files that were deleted and are still open count as well. In addition, sandboxes may
+//! not use the last gibibyte of the file system (or the last twentieth, or the last inodes), which
+//! is called the floor. Each init decides whether its own sandbox stops, by the sandbox's growth
+//! since the free space was last above twice the floor:
 //!
 //! | free space | which sandboxes stop |
 //! | --- | --- |
@@ -19,14 +21,15 @@
 //! | a quarter of the floor | all |
 //!
 //! ```text
-//!            limit or floor passed: all processes are killed, `stopped` says why
+//!            limit or floor passed: all processes are killed, the file `stopped` has the reason
 //!   watched ───────────────────────────────────────────────────────────────▶ stopped
 //!           ◀───────────────────────────────────────────────────────────────
 //!                          space was freed from outside
 //! ```
 //!
-//! PID 1 does it because no process in the sandbox can stop or kill it. It keeps one capability for
-//! it, to read directories without permission, and reads only names, types and sizes.
+//! Init (PID 1) measures, because no process in the sandbox can stop or kill init. For this purpose
+//! init keeps a capability to read directories without permission; it reads only names, types and
+//! sizes.
 
 mod deleted_files;
 mod free_space;
@@ -41,21 +44,22 @@ use std::time::{Duration, Instant};
 use nix::poll::PollTimeout;
 use nix::unistd::Pid;
 
-pub(crate) use free_space::check_room;
+pub(crate) use free_space::check_free_space;
 use free_space::{FreeSpace, StopNeed, format_size};
 use measure::Measurement;
 
-/// Entries measured between two requests.
+/// Maximum number of entries that are measured between two requests.
 const ENTRIES_PER_STEP: usize = 2000;
 
 /// Maximum time between two measurements.
 const MAX_MEASURE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Maximum pause between two measurements of a stopped sandbox, whose files may be removed from
-/// outside. The duration of a measurement says little on a busy machine.
-const MAX_REST: Duration = Duration::from_secs(5);
+/// outside. The pause is not longer, because on a busy machine a measurement may take long without
+/// a reason in the sandbox.
+const MAX_STOPPED_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Growth that never stops a sandbox: a log, a lock, a cache.
+/// Growth in bytes that never stops a sandbox, such as that of a log or a lock file.
 const NEGLIGIBLE_GROWTH: u64 = 1 << 20;
 
 /// Maximum bytes that any process writes in a millisecond.
@@ -66,13 +70,14 @@ pub(crate) struct DiskWatch {
     /// The directory on the host, without the sandbox's mounts.
     top: OwnedFd,
     /// The file with the reason of a stop.
-    verdict: File,
+    stop_file: File,
     limit: u64,
-    next_look: Instant,
+    next_check: Instant,
     /// The last measurement.
     last: Option<DiskUsage>,
-    /// The free space and the sandbox's size when there was last enough space.
-    calm: Option<(FreeSpace, u64)>,
+    /// The free space and the sandbox's size at the last measurement with more than twice the
+    /// floor.
+    baseline: Option<(FreeSpace, u64)>,
     running: Option<(Measurement, Instant, FreeSpace)>,
     stopped: Option<String>,
 }
@@ -96,15 +101,15 @@ struct DiskUsage {
 }
 
 impl DiskWatch {
-    /// Watches `top` and writes its decisions to `verdict`.
-    pub(crate) fn new(top: OwnedFd, verdict: File, limit: u64) -> Self {
+    /// Watches `top` and writes the reason of a stop to `stop_file`.
+    pub(crate) fn new(top: OwnedFd, stop_file: File, limit: u64) -> Self {
         Self {
             top,
-            verdict,
+            stop_file,
             limit,
-            next_look: Instant::now(),
+            next_check: Instant::now(),
             last: None,
-            calm: None,
+            baseline: None,
             running: None,
             stopped: None,
         }
@@ -120,7 +125,7 @@ impl DiskWatch {
         if self.running.is_some() {
             return PollTimeout::ZERO;
         }
-        let left = self.next_look.saturating_duration_since(Instant::now());
+        let left = self.next_check.saturating_duration_since(Instant::now());
         // Rounded up, because the last millisecond would be a busy loop.
         PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
     }
@@ -130,45 +135,46 @@ impl DiskWatch {
         self.stopped.as_deref()
     }
 
-    /// Makes a check due, because a process starts.
+    /// Makes the next check due now, because a process starts.
     pub(crate) fn wake(&mut self) {
-        self.next_look = Instant::now();
+        self.next_check = Instant::now();
     }
 
-    /// Checks, if it is due. No process may run while [`DiskWatch::stopped`] has a reason.
-    pub(crate) fn check(&mut self, has_processes: bool, inside: Option<&SandboxProcesses<'_>>) {
+    /// Checks the disk usage if a check is due. While [`DiskWatch::stopped`] has a reason, the
+    /// caller must let no process run.
+    pub(crate) fn check(&mut self, has_processes: bool, processes: Option<&SandboxProcesses<'_>>) {
         let now = Instant::now();
-        if self.running.is_none() && now < self.next_look {
+        if self.running.is_none() && now < self.next_check {
             return;
         }
         // Without processes nothing grows.
         if !has_processes && self.stopped.is_none() && self.running.is_none() {
-            self.next_look = now + Duration::from_secs(1);
+            self.next_check = now + Duration::from_secs(1);
             return;
         }
-        let Ok(free_space) = FreeSpace::of(&self.top) else {
-            self.next_look = now + Duration::from_secs(1);
+        let Ok(free_space) = FreeSpace::query(&self.top) else {
+            self.next_check = now + Duration::from_secs(1);
             return;
         };
-        self.measure(now, free_space, inside);
+        self.measure(now, free_space, processes);
         let reason = self.stop_reason(free_space);
         if reason.as_deref() != self.stopped.as_deref() {
-            // A decision that cannot be written is enforced nevertheless.
-            let _ = self.write_verdict(reason.as_deref().unwrap_or_default());
+            // A stop is enforced even if its reason cannot be written.
+            let _ = self.write_stop_reason(reason.as_deref().unwrap_or_default());
             self.stopped = reason;
         }
-        self.next_look = now + self.interval(free_space);
+        self.next_check = now + self.interval(free_space);
     }
 
     fn measure(
         &mut self,
         now: Instant,
         free_space: FreeSpace,
-        inside: Option<&SandboxProcesses<'_>>,
+        processes: Option<&SandboxProcesses<'_>>,
     ) {
         if self.running.is_none() && self.is_due(now, free_space) {
-            match Measurement::begin(&self.top, inside) {
-                Ok(begun) => self.running = Some((begun, now, free_space)),
+            match Measurement::begin(&self.top, processes) {
+                Ok(measurement) => self.running = Some((measurement, now, free_space)),
                 Err(_) => return,
             }
         }
@@ -188,8 +194,8 @@ impl DiskWatch {
     }
 
     fn record_usage(&mut self, found: DiskUsage) {
-        if self.calm.is_none() || !found.free_space.is_below(2) {
-            self.calm = Some((found.free_space, found.used));
+        if self.baseline.is_none() || !found.free_space.is_below(2) {
+            self.baseline = Some((found.free_space, found.used));
         }
         self.last = Some(found);
     }
@@ -198,30 +204,31 @@ impl DiskWatch {
         let Some(last) = &self.last else { return true };
         let age = now.saturating_duration_since(last.began + last.took);
         if self.stopped.is_some() {
-            let rest = (last.took * 20).min(MAX_REST);
-            return age >= Duration::from_secs(1).max(rest);
+            let interval = (last.took * 20).min(MAX_STOPPED_INTERVAL);
+            return age >= Duration::from_secs(1).max(interval);
         }
         let left = self.limit.saturating_sub(last.used);
-        let gone = free_space.used_since(last.free_space);
+        let lost = free_space.used_since(last.free_space);
         if free_space.is_below(1)
             && age >= last.took
-            && (!last.free_space.is_below(1) || gone >= free_space.floor / 16)
+            && (!last.free_space.is_below(1) || lost >= free_space.floor / 16)
         {
             return true;
         }
         let step = (left / 8).clamp(1 << 20, 256 << 20);
-        (gone >= left && age >= last.took)
-            || (gone >= step && age >= last.took * 4)
+        (lost >= left && age >= last.took)
+            || (lost >= step && age >= last.took * 4)
             || age >= MAX_MEASURE_INTERVAL.max(last.took * 50)
     }
 
     fn stop_reason(&self, free_space: FreeSpace) -> Option<String> {
-        // Twice the floor is needed to start again, to avoid flapping.
-        let stays = self.stopped.is_some() && free_space.is_below(2);
-        if stays || self.must_stop(free_space) {
+        // A stopped sandbox runs again only above twice the floor, so that it does not stop again
+        // at once.
+        let stays_stopped = self.stopped.is_some() && free_space.is_below(2);
+        if stays_stopped || self.must_stop(free_space) {
             return Some(format!(
-                "disk limit: the host's file system has only {} and {} inodes left; free space \
-                 there, and the sandbox runs again",
+                "disk limit: the host's file system has only {} and {} inodes left; free some \
+                 space there, and the sandbox can run again",
                 format_size(free_space.free),
                 free_space.inodes_free
             ));
@@ -240,30 +247,32 @@ impl DiskWatch {
     /// Whether this sandbox must stop, so that the host keeps its floor.
     fn must_stop(&self, free_space: FreeSpace) -> bool {
         let stop_need = free_space.stop_need();
-        let (Some(last), Some((calm, held))) = (&self.last, &self.calm) else {
+        let (Some(last), Some((baseline, size_then))) = (&self.last, &self.baseline) else {
             // There is no measurement yet.
             return stop_need > StopNeed::None;
         };
-        // A sandbox with hidden open files counts as grown.
-        let grown = match last.has_hidden_process {
+        // A sandbox with a process whose open files cannot be examined counts as grown without
+        // limit.
+        let growth = match last.has_hidden_process {
             true => u64::MAX,
-            false => last.used.saturating_sub(*held),
+            false => last.used.saturating_sub(*size_then),
         };
-        // A measurement from before the floor was passed does not show who passed it.
-        let is_fresh = last.free_space.is_below(1);
+        // A measurement from before the floor was passed does not show whether this sandbox passed
+        // it.
+        let is_recent = last.free_space.is_below(1);
         match stop_need {
             StopNeed::None => false,
-            StopNeed::Greedy => {
-                is_fresh
-                    && grown > NEGLIGIBLE_GROWTH
-                    && grown >= last.free_space.used_since(*calm) / 4
+            StopNeed::LargeGrowth => {
+                is_recent
+                    && growth > NEGLIGIBLE_GROWTH
+                    && growth >= last.free_space.used_since(*baseline) / 4
             }
-            StopNeed::Grown => is_fresh && grown > NEGLIGIBLE_GROWTH,
+            StopNeed::AnyGrowth => is_recent && growth > NEGLIGIBLE_GROWTH,
             StopNeed::All => true,
         }
     }
 
-    /// The time in which the fastest disk could reach the limit or the floor.
+    /// Returns the time in which the fastest writer could reach the limit or the floor.
     fn interval(&self, free_space: FreeSpace) -> Duration {
         let used = self.last.as_ref().map_or(0, |last| {
             last.used
@@ -274,9 +283,9 @@ impl DiskWatch {
         Duration::from_millis((left / MAX_WRITE_BYTES_PER_MS).clamp(20, 1000))
     }
 
-    fn write_verdict(&self, reason: &str) -> Result<()> {
-        self.verdict.set_len(0)?;
-        self.verdict.write_all_at(reason.as_bytes(), 0)
+    fn write_stop_reason(&self, reason: &str) -> Result<()> {
+        self.stop_file.set_len(0)?;
+        self.stop_file.write_all_at(reason.as_bytes(), 0)
     }
 }
 
@@ -284,14 +293,14 @@ impl DiskWatch {
 mod tests {
     use super::*;
 
-    fn watch(limit: u64) -> (tempfile::TempDir, DiskWatch) {
-        let place = tempfile::tempdir().unwrap();
-        let top = File::open(place.path()).unwrap().into();
-        let verdict = File::create(place.path().join("verdict")).unwrap();
-        (place, DiskWatch::new(top, verdict, limit))
+    fn new_watch(limit: u64) -> (tempfile::TempDir, DiskWatch) {
+        let directory = tempfile::tempdir().unwrap();
+        let top = File::open(directory.path()).unwrap().into();
+        let stop_file = File::create(directory.path().join("stopped")).unwrap();
+        (directory, DiskWatch::new(top, stop_file, limit))
     }
 
-    fn measured(watch: &mut DiskWatch, used: u64, free: u64) {
+    fn record_measurement(watch: &mut DiskWatch, used: u64, free: u64) {
         let free_space = free_space(free);
         watch.record_usage(DiskUsage {
             used,
@@ -313,8 +322,8 @@ mod tests {
 
     #[test]
     fn limit_floor_and_inodes_stop_and_free_space_restarts() {
-        let (_place, mut watch) = watch(100 << 20);
-        measured(&mut watch, 50 << 20, 9 << 30);
+        let (_directory, mut watch) = new_watch(100 << 20);
+        record_measurement(&mut watch, 50 << 20, 9 << 30);
         assert_eq!(watch.stop_reason(free_space(9 << 30)), None);
         let reason = watch.stop_reason(free_space((1 << 28) - 1)).unwrap();
         assert!(reason.starts_with("disk limit: the host's"), "{reason}");
@@ -324,7 +333,7 @@ mod tests {
         let mut few = free_space(9 << 30);
         few.inodes_free = 7;
         assert!(watch.stop_reason(few).unwrap().contains("7 inodes"));
-        measured(&mut watch, 101 << 20, 9 << 30);
+        record_measurement(&mut watch, 101 << 20, 9 << 30);
         let reason = watch.stop_reason(free_space(9 << 30)).unwrap();
         assert!(
             reason.contains("holds 101.0 MiB and may hold 100.0 MiB"),
@@ -335,38 +344,38 @@ mod tests {
     #[test]
     fn floor_stops_the_largest_growth_first() {
         const MIB: u64 = 1 << 20;
-        for (grown, at_the_floor, at_half, at_a_quarter) in [
+        for (growth, at_the_floor, at_half, at_a_quarter) in [
             (0, false, false, true),
             (MIB, false, false, true),
             (20 * MIB, false, true, true),
             (900 * MIB, true, true, true),
         ] {
-            let (_place, mut watch) = watch(16 << 30);
-            measured(&mut watch, 5 << 30, 3 << 30);
-            for (free, goes) in [
+            let (_directory, mut watch) = new_watch(16 << 30);
+            record_measurement(&mut watch, 5 << 30, 3 << 30);
+            for (free, stops) in [
                 (1 << 30, false),
                 (1023 * MIB, at_the_floor),
                 (511 * MIB, at_half),
                 (255 * MIB, at_a_quarter),
             ] {
-                measured(&mut watch, (5 << 30) + grown, free);
+                record_measurement(&mut watch, (5 << 30) + growth, free);
                 assert_eq!(
                     watch.stop_reason(free_space(free)).is_some(),
-                    goes,
-                    "{grown} {free}"
+                    stops,
+                    "{growth} {free}"
                 );
             }
         }
-        let (_hiding, mut hiding) = watch(16 << 30);
-        measured(&mut hiding, 5 << 30, 3 << 30);
-        measured(&mut hiding, 5 << 30, 1023 * MIB);
-        assert_eq!(hiding.stop_reason(free_space(1023 * MIB)), None);
-        hiding.last.as_mut().unwrap().has_hidden_process = true;
-        assert!(hiding.stop_reason(free_space(1023 * MIB)).is_some());
-        assert_eq!(hiding.stop_reason(free_space(2 << 30)), None);
-        // An older measurement counts only when there is no more time.
-        let (_place, mut watch) = watch(16 << 30);
-        measured(&mut watch, 5 << 30, 3 << 30);
+        let (_directory, mut watch) = new_watch(16 << 30);
+        record_measurement(&mut watch, 5 << 30, 3 << 30);
+        record_measurement(&mut watch, 5 << 30, 1023 * MIB);
+        assert_eq!(watch.stop_reason(free_space(1023 * MIB)), None);
+        watch.last.as_mut().unwrap().has_hidden_process = true;
+        assert!(watch.stop_reason(free_space(1023 * MIB)).is_some());
+        assert_eq!(watch.stop_reason(free_space(2 << 30)), None);
+        // A measurement from before the floor was passed counts only below a quarter of the floor.
+        let (_directory, mut watch) = new_watch(16 << 30);
+        record_measurement(&mut watch, 5 << 30, 3 << 30);
         assert_eq!(watch.stop_reason(free_space(600 * MIB)), None);
         assert!(watch.is_due(Instant::now(), free_space(600 * MIB)));
         assert!(watch.stop_reason(free_space(200 * MIB)).is_some());
@@ -374,10 +383,10 @@ mod tests {
 
     #[test]
     fn measurement_is_due_when_space_shrinks_or_after_a_minute() {
-        let (_place, mut watch) = watch(1 << 30);
+        let (_directory, mut watch) = new_watch(1 << 30);
         let now = Instant::now();
         assert!(watch.is_due(now, free_space(9 << 30)));
-        measured(&mut watch, 0, 9 << 30);
+        record_measurement(&mut watch, 0, 9 << 30);
         assert!(!watch.is_due(Instant::now(), free_space(9 << 30)));
         assert!(!watch.is_due(Instant::now(), free_space((9 << 30) - (1 << 20))));
         assert!(watch.is_due(Instant::now(), free_space((9 << 30) - (1 << 27))));
@@ -389,14 +398,14 @@ mod tests {
 
     #[test]
     fn check_interval_shrinks_near_the_limit() {
-        let (_place, mut watch) = watch(16 << 30);
-        measured(&mut watch, 0, 90 << 30);
+        let (_directory, mut watch) = new_watch(16 << 30);
+        record_measurement(&mut watch, 0, 90 << 30);
         assert_eq!(watch.interval(free_space(90 << 30)), Duration::from_secs(1));
         assert_eq!(
             watch.interval(free_space(75 << 30)),
             Duration::from_millis(256)
         );
-        measured(&mut watch, 0, 1 << 30);
+        record_measurement(&mut watch, 0, 1 << 30);
         assert_eq!(
             watch.interval(free_space(1 << 30)),
             Duration::from_millis(20)
@@ -404,14 +413,14 @@ mod tests {
     }
 
     #[test]
-    fn verdict_is_written_and_cleared() {
-        let (place, mut watch) = watch(1 << 20);
-        let read = || std::fs::read_to_string(place.path().join("verdict")).unwrap();
-        std::fs::write(place.path().join("big"), vec![1; 3 << 20]).unwrap();
+    fn stop_reason_is_written_and_cleared() {
+        let (directory, mut watch) = new_watch(1 << 20);
+        let read = || std::fs::read_to_string(directory.path().join("stopped")).unwrap();
+        std::fs::write(directory.path().join("big"), vec![1; 3 << 20]).unwrap();
         watch.check(true, None);
         assert!(watch.stopped().unwrap().contains("3.0 MiB"), "{}", read());
         assert_eq!(Some(read().as_str()), watch.stopped());
-        std::fs::remove_file(place.path().join("big")).unwrap();
+        std::fs::remove_file(directory.path().join("big")).unwrap();
         while watch.stopped().is_some() {
             watch.check(false, None);
             std::thread::yield_now();

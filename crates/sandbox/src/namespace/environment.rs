@@ -6,7 +6,7 @@ use crate::contract::SandboxConfig;
 const PASSED_VARIABLES: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
 
 /// The sandbox's default variables.
-const OWN_VARIABLES: &[(&str, &str)] = &[
+const DEFAULT_VARIABLES: &[(&str, &str)] = &[
     (
         "PATH",
         "/home/agent/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -23,14 +23,14 @@ const PROXY: &str = "http://palisade.internal:8080";
 /// Hosts that are reached without the proxy.
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
 
-/// The bundle of all certificates, and the gate's certificate alone for programs that add to their
-/// built-in ones.
-const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
-const ROOT: &str = "/etc/palisade/ca.pem";
+/// The bundle of all certificates.
+const BUNDLE_PATH: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// The gate's certificate alone, for programs that have built-in certificates and can add others.
+const ROOT_CERTIFICATE: &str = "/etc/palisade/ca.pem";
 
 /// Variables for the proxy and the certificates, set if the gate's root is trusted. Each is for a
 /// program that does not read the system's bundle or the other variables.
-const GATE: &[(&str, &str)] = &[
+const GATE_VARIABLES: &[(&str, &str)] = &[
     ("HTTP_PROXY", PROXY),
     ("HTTPS_PROXY", PROXY),
     ("http_proxy", PROXY),
@@ -39,20 +39,21 @@ const GATE: &[(&str, &str)] = &[
     ("no_proxy", NO_PROXY),
     // Node's fetch() reads the proxy variables only with this setting.
     ("NODE_USE_ENV_PROXY", "1"),
-    ("SSL_CERT_FILE", BUNDLE),
+    ("SSL_CERT_FILE", BUNDLE_PATH),
     ("SSL_CERT_DIR", "/etc/ssl/certs"),
-    ("CURL_CA_BUNDLE", BUNDLE),
-    ("REQUESTS_CA_BUNDLE", BUNDLE),
-    ("PIP_CERT", BUNDLE),
-    ("GIT_SSL_CAINFO", BUNDLE),
-    ("CARGO_HTTP_CAINFO", BUNDLE),
-    ("AWS_CA_BUNDLE", BUNDLE),
-    ("NODE_EXTRA_CA_CERTS", ROOT),
-    ("DENO_CERT", ROOT),
+    ("CURL_CA_BUNDLE", BUNDLE_PATH),
+    ("REQUESTS_CA_BUNDLE", BUNDLE_PATH),
+    ("PIP_CERT", BUNDLE_PATH),
+    ("GIT_SSL_CAINFO", BUNDLE_PATH),
+    ("CARGO_HTTP_CAINFO", BUNDLE_PATH),
+    ("AWS_CA_BUNDLE", BUNDLE_PATH),
+    ("NODE_EXTRA_CA_CERTS", ROOT_CERTIFICATE),
+    ("DENO_CERT", ROOT_CERTIFICATE),
 ];
 
-/// The same for Java, which prints a notice about this variable to its error output.
-const JAVA: (&str, &str) = (
+/// The variable for Java. It is set only if Java is installed, because Java prints a notice about
+/// it to the error output.
+const JAVA_VARIABLE: (&str, &str) = (
     "JAVA_TOOL_OPTIONS",
     "-Djavax.net.ssl.trustStore=/etc/palisade/truststore.jks -Djavax.net.ssl.trustStoreType=JKS",
 );
@@ -69,8 +70,8 @@ pub(super) fn environment(
     });
     let passed_on = operator
         .filter(|(name, _)| PASSED_VARIABLES.contains(&name.as_str()) || name.starts_with("LC_"));
-    let gate = GATE.iter().filter(|_| config.trust.is_some());
-    OWN_VARIABLES
+    let gate = GATE_VARIABLES.iter().filter(|_| config.trust.is_some());
+    DEFAULT_VARIABLES
         .iter()
         .chain(gate)
         .map(|&(name, value)| (name.to_owned(), value.to_owned()))
@@ -82,9 +83,9 @@ pub(super) fn environment(
 
 /// Adds Java's options, unless the configuration sets them.
 pub(super) fn add_java(environment: &mut Vec<(String, String)>) {
-    let (name, value) = JAVA;
-    let is_asked_for = environment.iter().any(|(known, _)| known == name);
-    if !is_asked_for {
+    let (name, value) = JAVA_VARIABLE;
+    let is_configured = environment.iter().any(|(known, _)| known == name);
+    if !is_configured {
         environment.push((name.to_owned(), value.to_owned()));
     }
 }

@@ -10,13 +10,16 @@ use super::step::{Step, StepError};
 pub(crate) struct ExecArgs {
     pub(crate) argv: Vec<CString>,
     pub(crate) environment: Vec<CString>,
+    /// The paths at which the program is searched, in order.
     pub(crate) candidates: Vec<CString>,
     pub(crate) directory: CString,
+    /// Whether the command has a terminal.
     pub(crate) terminal: bool,
 }
 
 impl ExecArgs {
-    pub(crate) fn read(exec: &Exec, own: &[(String, String)]) -> Result<Self, StepError> {
+    /// Converts a request. The variables in `exec` replace those in `defaults`.
+    pub(crate) fn read(exec: &Exec, defaults: &[(String, String)]) -> Result<Self, StepError> {
         let text = |bytes: &[u8]| CString::new(bytes).step("reading the command");
         let argv = exec
             .argv
@@ -30,11 +33,11 @@ impl ExecArgs {
             .ok_or_else(|| Error::from(ErrorKind::NotFound))
             .step("reading the command")?;
         let mut variables: Vec<(&[u8], &[u8])> = Vec::new();
-        let asked = exec.environment.iter().map(|(k, v)| (&k[..], &v[..]));
-        for (name, value) in own
+        let requested = exec.environment.iter().map(|(k, v)| (&k[..], &v[..]));
+        for (name, value) in defaults
             .iter()
             .map(|(k, v)| (k.as_bytes(), v.as_bytes()))
-            .chain(asked)
+            .chain(requested)
         {
             variables.retain(|(known, _)| *known != name);
             variables.push((name, value));

@@ -1,8 +1,9 @@
 //! File operations on files of subordinate ids, by a process that has these ids.
 //!
-//! The operator cannot read a file that such an id has closed, nor change its owner, nor remove it.
-//! The gate therefore starts this program again, which enters a [`SubidMap`], drops all other
-//! rights and runs one operation. Without subordinate ids the same code runs in the gate itself.
+//! The operator can neither read files that only their owner may read, nor change their owner, nor
+//! remove them. The gate therefore starts this program again, which enters a [`SubidMap`], drops
+//! all other rights and runs one operation. For a sandbox without subordinate ids the gate runs the
+//! operation itself.
 
 mod profile;
 
@@ -31,16 +32,19 @@ pub(crate) enum FileOp {
     /// Removes links and special files from the paths that init writes
     /// ([`reuse::remove_unsafe_entries`]).
     RemoveUnsafeEntries { tree: PathBuf },
-    /// Prepares a tree for a restart ([`reuse::renew`]).
+    /// Prepares a tree for a restart ([`reuse::renew_tree`]).
     Renew { tree: PathBuf, first: Option<u32> },
-    /// Moves a tree aside ([`reuse::set_aside`]).
+    /// Moves a tree aside ([`reuse::move_aside`]).
     SetAside { tree: PathBuf, first: Option<u32> },
-    /// Moves a tree back ([`reuse::put_back`]).
-    PutBack { tree: PathBuf },
-    /// Removes a tree that was moved aside ([`reuse::forget`]).
-    Forget { tree: PathBuf },
+    /// Moves a tree back ([`reuse::restore_old_tree`]).
+    #[serde(rename = "PutBack")]
+    RestoreOld { tree: PathBuf },
+    /// Removes a tree that was moved aside ([`reuse::remove_old_tree`]).
+    #[serde(rename = "Forget")]
+    RemoveOld { tree: PathBuf },
     /// Changes the owner of a staged workspace and moves it to the tree.
-    Settle {
+    #[serde(rename = "Settle")]
+    InstallWorkspace {
         from: PathBuf,
         to: PathBuf,
         manifest: PathBuf,
@@ -72,7 +76,8 @@ struct FileOpOutcome(Result<Option<CopySummary>, FileOpFailure>);
 #[derive(Debug, Serialize, Deserialize)]
 struct FileOpFailure {
     errno: Option<i32>,
-    words: String,
+    #[serde(rename = "words")]
+    message: String,
 }
 
 impl FileOp {
@@ -82,16 +87,18 @@ impl FileOp {
         match self {
             Self::Remove { path } => removal::remove_tree(path)?,
             Self::RemoveUnsafeEntries { tree } => reuse::remove_unsafe_entries(tree)?,
-            Self::Renew { tree, first } => reuse::renew(tree, *first)?,
-            Self::SetAside { tree, first } => reuse::set_aside(tree, *first)?,
-            Self::PutBack { tree } => reuse::put_back(tree)?,
-            Self::Forget { tree } => reuse::forget(tree)?,
-            Self::Settle {
+            Self::Renew { tree, first } => reuse::renew_tree(tree, *first)?,
+            Self::SetAside { tree, first } => reuse::move_aside(tree, *first)?,
+            Self::RestoreOld { tree } => reuse::restore_old_tree(tree)?,
+            Self::RemoveOld { tree } => reuse::remove_old_tree(tree)?,
+            Self::InstallWorkspace {
                 from,
                 to,
                 manifest,
                 owner,
-            } => git::workspace::settle(from, to, manifest, *owner).map_err(Error::other)?,
+            } => {
+                git::workspace::install_staged(from, to, manifest, *owner).map_err(Error::other)?;
+            }
             Self::Save { from, to, first } => {
                 let copied = checkpoint::save(from, to, *first, bounds, &|_| {});
                 return copied.map(Some).map_err(Error::other);
@@ -111,26 +118,26 @@ impl FileOp {
 
 impl Namespace {
     /// Runs an operation in a child process with subordinate ids. `lock` is that of the sandbox
-    /// that owns the files: its removal waits for the lock.
+    /// that owns the files: the removal of the sandbox waits for this lock.
     pub(super) fn run_file_op_in_child(
         &self,
         subid_map: SubidMap,
         lock: Option<PathBuf>,
         op: FileOp,
     ) -> std::io::Result<Option<CopySummary>> {
-        let (line, its) = packet::socket_pair()?;
-        packet::enlarge_buffers(&line)?;
+        let (channel, child_end) = packet::socket_pair()?;
+        packet::enlarge_buffers(&channel)?;
         let mut child = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
             .current_dir("/")
-            .stdin(Stdio::from(its))
+            .stdin(Stdio::from(child_end))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
         let op = Box::new(op);
         let answer = packet::send(
-            line.as_fd(),
+            channel.as_fd(),
             &LauncherRequest::RunFileOp {
                 subid_map,
                 lock,
@@ -138,8 +145,8 @@ impl Namespace {
             },
             &[],
         )
-        .and_then(|()| packet::receive::<FileOpOutcome>(line.as_fd()));
-        drop(line);
+        .and_then(|()| packet::receive::<FileOpOutcome>(channel.as_fd()));
+        drop(channel);
         let ended = child.wait()?;
         match answer? {
             Some((FileOpOutcome(Ok(copied)), _)) => Ok(copied),
@@ -154,32 +161,33 @@ impl Namespace {
 
 /// The child's side: enters the subid map, applies the seccomp profile, runs the operation and
 /// reports the result.
-pub(crate) fn serve(
-    line: BorrowedFd<'_>,
+pub(crate) fn run_in_child(
+    channel: BorrowedFd<'_>,
     subid_map: &SubidMap,
     lock: Option<&Path>,
     op: &FileOp,
 ) -> Result<(), StepError> {
-    let done = match prepare(line, subid_map, lock) {
+    let done = match prepare(channel, subid_map, lock) {
         Ok(_lock) => op.run().map_err(FileOpFailure::from),
         Err(error) => Err(FileOpFailure {
             errno: error.source.raw_os_error(),
-            words: error.to_string(),
+            message: error.to_string(),
         }),
     };
-    packet::send(line, &FileOpOutcome(done), &[]).step("reporting")
+    packet::send(channel, &FileOpOutcome(done), &[]).step("reporting")
 }
 
 fn prepare(
-    line: BorrowedFd<'_>,
+    channel: BorrowedFd<'_>,
     subid_map: &SubidMap,
     lock: Option<&Path>,
 ) -> Result<Option<Flock<std::fs::File>>, StepError> {
     subid_map.enter()?;
-    // The process must die with its gate, or the next gate would run concurrently with it. Set
-    // after the change of namespace, which may clear it; so the channel is checked then.
+    // The process must die with its gate; otherwise it would run concurrently with the next gate.
+    // The signal is set after the change of namespace, which may clear it. The gate may have exited
+    // before, so the channel is checked afterwards.
     prctl::set_pdeathsig(Signal::SIGKILL).step("setting the parent-death signal")?;
-    launch::check_requester_alive(line)?;
+    launch::check_requester_alive(channel)?;
     let lock = lock.map(launch::lock_for_launch).transpose()?;
     profile::apply_profile().step("applying the seccomp profile")?;
     Ok(lock)
@@ -189,7 +197,7 @@ impl From<Error> for FileOpFailure {
     fn from(error: Error) -> Self {
         Self {
             errno: error.raw_os_error(),
-            words: error.to_string(),
+            message: error.to_string(),
         }
     }
 }
@@ -197,8 +205,8 @@ impl From<Error> for FileOpFailure {
 impl From<FileOpFailure> for Error {
     fn from(failure: FileOpFailure) -> Self {
         match failure.errno {
-            Some(errno) => Error::new(Error::from_raw_os_error(errno).kind(), failure.words),
-            None => Error::other(failure.words),
+            Some(errno) => Error::new(Error::from_raw_os_error(errno).kind(), failure.message),
+            None => Error::other(failure.message),
         }
     }
 }

@@ -10,24 +10,24 @@ use policy::id::SandboxId;
 use super::file_op::FileOp;
 use super::protocol::Identity;
 use super::subid_map::SubidMap;
-use super::subids::{Slice, SubidGrant, SubidsUnavailable};
+use super::subids::{SubidGrant, SubidSlice, SubidsUnavailable};
 use super::{Namespace, removal};
 use crate::checkpoint::{self, CheckpointBounds, CheckpointError, CopySummary};
 use crate::contract::{SandboxConfig, SandboxError};
 
-/// What works without `--root`.
+/// A hint for an operator who cannot use `--root`.
 const ROOT_ALTERNATIVES: &str = "without --root, installing into the home directory, a virtual environment or an npm \
                          prefix works";
 
 /// Maximum number of attempts of a removal whose process is killed.
-const MAX_REMOVE_TRIES: u32 = 3;
+const MAX_REMOVE_ATTEMPTS: u32 = 3;
 
 impl Namespace {
     /// The subid map of these sandboxes, if any of them has subordinate ids.
     pub fn subid_map(&self, ids: &[&SandboxId]) -> Result<Option<SubidMap>, SandboxError> {
         let mut slices = Vec::new();
         for id in ids {
-            slices.extend(slice_of(self.read(id)?.identity));
+            slices.extend(subids_of(self.read(id)?.identity));
         }
         subid_map_of(&slices)
     }
@@ -38,13 +38,13 @@ impl Namespace {
             return Ok(());
         }
         SubidGrant::read().map_err(root_unavailable)?;
-        let asked = config.system.host_paths.iter().chain(&config.system.rootfs);
-        for path in asked {
-            let closed = path
+        let paths = config.system.host_paths.iter().chain(&config.system.rootfs);
+        for path in paths {
+            let unsearchable = path
                 .ancestors()
                 .skip(1)
                 .find(|above| !is_world_searchable(above));
-            if let Some(above) = closed {
+            if let Some(above) = unsearchable {
                 let above = above.display();
                 return Err(SandboxError::Create {
                     step: path.display().to_string(),
@@ -69,7 +69,7 @@ impl Namespace {
             .map_err(root_unavailable)?;
         Ok(Identity::Range {
             first: slice.first,
-            lent: Some(slice),
+            subids: Some(slice),
         })
     }
 
@@ -90,12 +90,12 @@ impl Namespace {
             Err(error)
                 if error.kind() == ErrorKind::PermissionDenied && !Uid::effective().is_root() =>
             {
-                // Files of subordinate ids are there. All granted ids are mapped, because the
-                // record may be missing or damaged.
-                let grant = SubidGrant::read().map_err(|lack| {
+                // The directory has files of subordinate ids. All granted ids are mapped, because
+                // the record with the sandbox's ids may be missing or damaged.
+                let grant = SubidGrant::read().map_err(|reason| {
                     Error::new(
                         error.kind(),
-                        format!("{error}; subordinate ids may help: {lack}"),
+                        format!("{error}; subordinate ids may help: {reason}"),
                     )
                 })?;
                 self.remove_with_subids(&grant.map_for_all(), path)
@@ -107,33 +107,34 @@ impl Namespace {
     /// Removes with subordinate ids. The process may be killed, for example by the OOM killer; the
     /// removal is then tried again.
     fn remove_with_subids(&self, subid_map: &SubidMap, path: &Path) -> std::io::Result<()> {
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
             let path = path.to_owned();
-            tries += 1;
+            attempts += 1;
             match self.run_file_op_in_child(subid_map.clone(), None, FileOp::Remove { path }) {
                 Err(error)
-                    if error.kind() == ErrorKind::UnexpectedEof && tries < MAX_REMOVE_TRIES => {}
+                    if error.kind() == ErrorKind::UnexpectedEof
+                        && attempts < MAX_REMOVE_ATTEMPTS => {}
                 other => return other.map(drop),
             }
         }
     }
 
     /// The staging directory of a workspace that will be owned by subordinate ids.
-    pub fn staging(&self, id: &SandboxId) -> PathBuf {
+    pub fn staging_dir(&self, id: &SandboxId) -> PathBuf {
         self.sandbox_dir(id).join("workspace")
     }
 
-    /// Changes the owner of the workspace at [`Namespace::staging`] to the agent and moves it to
-    /// its final directory. `manifest` is the path of its manifest, which is updated.
+    /// Changes the owner of the workspace at [`Namespace::staging_dir`] to the agent and moves it
+    /// to its final directory. `manifest` is the path of its manifest, which is updated.
     pub fn install_workspace(&self, id: &SandboxId, manifest: &Path) -> Result<(), SandboxError> {
         let owner = self.owner(id)?.ok_or_else(|| {
             SandboxError::system("changing the workspace's owner")(Error::other(
                 "the sandbox has no id range",
             ))
         })?;
-        let op = FileOp::Settle {
-            from: self.staging(id),
+        let op = FileOp::InstallWorkspace {
+            from: self.staging_dir(id),
             to: self.workspace(id),
             manifest: manifest.to_owned(),
             owner,
@@ -144,8 +145,11 @@ impl Namespace {
 
     /// Saves a sandbox's files as a checkpoint.
     pub fn save(&self, id: &SandboxId, to: &Path) -> Result<CopySummary, CheckpointError> {
-        let (from, first) = self.tree(id).map_err(other("look for", to))?;
-        let Some(subid_map) = self.subid_map(&[id]).map_err(other("read", &from))? else {
+        let (from, first) = self.tree(id).map_err(checkpoint_error("look for", to))?;
+        let Some(subid_map) = self
+            .subid_map(&[id])
+            .map_err(checkpoint_error("read", &from))?
+        else {
             let bounds = CheckpointBounds::default();
             return checkpoint::save(&from, to, first, bounds, &|_| {});
         };
@@ -164,7 +168,10 @@ impl Namespace {
         to: &Path,
         first: Option<u32>,
     ) -> Result<CopySummary, CheckpointError> {
-        let Some(subid_map) = self.subid_map(&[id]).map_err(other("read", from))? else {
+        let Some(subid_map) = self
+            .subid_map(&[id])
+            .map_err(checkpoint_error("read", from))?
+        else {
             let bounds = CheckpointBounds::default();
             return checkpoint::restore(from, to, first, bounds, &|_| {});
         };
@@ -180,10 +187,12 @@ impl Namespace {
         to: &Path,
         first: Option<u32>,
     ) -> Result<CopySummary, CheckpointError> {
-        let from = self.tree(source).map_err(other("look for", to))?;
+        let from = self
+            .tree(source)
+            .map_err(checkpoint_error("look for", to))?;
         let Some(subid_map) = self
             .subid_map(&[source, id])
-            .map_err(other("read", &from.0))?
+            .map_err(checkpoint_error("read", &from.0))?
         else {
             let bounds = CheckpointBounds::default();
             return checkpoint::fork(&from.0, from.1, to, first, bounds, &|_| {});
@@ -215,33 +224,35 @@ impl Namespace {
 }
 
 /// The subordinate ids of an identity, if it has any.
-fn slice_of(identity: Identity) -> Option<Slice> {
+fn subids_of(identity: Identity) -> Option<SubidSlice> {
     match identity {
-        Identity::Range { lent, .. } => lent,
+        Identity::Range { subids, .. } => subids,
         Identity::Single => None,
     }
 }
 
 /// The subid map of an identity, if it has subordinate ids.
 pub(super) fn subid_map_for(identity: Identity) -> Result<Option<SubidMap>, SandboxError> {
-    subid_map_of(slice_of(identity).as_slice())
+    subid_map_of(subids_of(identity).as_slice())
 }
 
-fn subid_map_of(slices: &[Slice]) -> Result<Option<SubidMap>, SandboxError> {
+fn subid_map_of(slices: &[SubidSlice]) -> Result<Option<SubidMap>, SandboxError> {
     if slices.is_empty() {
         return Ok(None);
     }
-    let grant = SubidGrant::read().map_err(|lack| SandboxError::Unavailable {
+    let grant = SubidGrant::read().map_err(|reason| SandboxError::Unavailable {
         backend: "namespace",
-        reason: format!("the sandbox's subordinate ids are no longer granted to this user: {lack}"),
+        reason: format!(
+            "the sandbox's subordinate ids are no longer granted to this user: {reason}"
+        ),
     })?;
     Ok(Some(grant.map_for(slices)))
 }
 
-fn root_unavailable(lack: SubidsUnavailable) -> SandboxError {
+fn root_unavailable(reason: SubidsUnavailable) -> SandboxError {
     SandboxError::Create {
         step: "--root".to_owned(),
-        reason: format!("it needs subordinate ids: {lack} ({ROOT_ALTERNATIVES})"),
+        reason: format!("the option needs subordinate ids: {reason} ({ROOT_ALTERNATIVES})"),
     }
 }
 
@@ -251,7 +262,10 @@ fn is_world_searchable(path: &Path) -> bool {
     path.metadata().is_ok_and(|data| data.mode() & 0o001 != 0)
 }
 
-fn other(doing: &'static str, path: &Path) -> impl FnOnce(SandboxError) -> CheckpointError {
+fn checkpoint_error(
+    doing: &'static str,
+    path: &Path,
+) -> impl FnOnce(SandboxError) -> CheckpointError {
     let path = path.to_owned();
     move |error| CheckpointError::Io {
         doing,

@@ -17,7 +17,8 @@ const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_KILL: u32 = 5;
 const CAP_SYS_PTRACE: u32 = 19;
-const LAST_POSSIBLE: u32 = 63;
+/// The highest number that a capability can have.
+const MAX_CAPABILITY: u32 = 63;
 
 /// Init's capabilities if the agent has another id: to switch to the agent, to kill its processes,
 /// and to measure files that are closed, or deleted and still open.
@@ -29,12 +30,12 @@ pub(crate) const INIT_CAPABILITIES: &[u32] = &[
     CAP_SYS_PTRACE,
 ];
 
-/// Init's capabilities if it shares the agent's id: to measure the same. Having more capabilities
-/// than the agent also prevents the agent from tracing it.
+/// Init's capabilities if it shares the agent's id: to measure the same files. Having more
+/// capabilities than the agent also prevents the agent from tracing it.
 pub(crate) const INIT_CAPABILITIES_SINGLE_ID: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE];
 
-/// Init's additional capability if the agent has another id and init sets the weight of its
-/// sessions: to write to files of its processes.
+/// Init's additional capability if the agent has another id and init lowers the weight of the
+/// agent's sessions: to write to files of the agent's processes in `/proc`.
 pub(crate) const SESSION_WEIGHT_CAPABILITIES: &[u32] = &[CAP_DAC_OVERRIDE];
 
 /// Capabilities of an agent that is root in the sandbox: to install packages, within its own user
@@ -48,8 +49,8 @@ pub(crate) const ROOT_AGENT_CAPABILITIES: &[u32] = &[
     CAP_SETUID,
 ];
 
-/// Capabilities of a process with subordinate ids: to access, change and chown their files, and to
-/// map them for a sandbox. They apply to these ids only.
+/// Capabilities of a process with subordinate ids: to access, change and chown files of these ids,
+/// and to map the ids for a sandbox. The capabilities apply to these ids only.
 pub(crate) const SUBID_CAPABILITIES: &[u32] = &[
     CAP_CHOWN,
     CAP_DAC_OVERRIDE,
@@ -60,7 +61,7 @@ pub(crate) const SUBID_CAPABILITIES: &[u32] = &[
     CAP_SETUID,
 ];
 
-/// Capabilities of a file operation process, which maps no ids for others.
+/// Capabilities of a file operation process, which maps no ids for a sandbox.
 pub(crate) const FILE_OP_CAPABILITIES: &[u32] =
     &[CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID];
 
@@ -70,19 +71,19 @@ pub(crate) const READ_CAPABILITIES: &[u32] = &[CAP_DAC_READ_SEARCH];
 /// Clears the bounding set except `kept`, and the ambient set; no executed program can gain another
 /// capability.
 pub(crate) fn empty_bounding_set(kept: &[u32]) -> Result<()> {
-    for capability in (0..=LAST_POSSIBLE).filter(|one| !kept.contains(one)) {
-        // SAFETY: plain numbers; the call touches no memory of ours.
+    for capability in (0..=MAX_CAPABILITY).filter(|capability| !kept.contains(capability)) {
+        // SAFETY: the call takes numbers and accesses no memory.
         let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
         if result != 0 {
             let error = Error::last_os_error();
-            // The first number without a capability in this kernel.
+            // This kernel has no capability with this number or a higher one.
             if error.raw_os_error() == Some(libc::EINVAL) && capability > CAP_SETUID {
                 break;
             }
             return Err(error);
         }
     }
-    // SAFETY: plain numbers; the call touches no memory of ours.
+    // SAFETY: the call takes numbers and accesses no memory.
     let result = unsafe {
         libc::prctl(
             libc::PR_CAP_AMBIENT,
@@ -146,25 +147,29 @@ pub(crate) fn set_undumpable_and_no_new_privs() -> Result<()> {
     Ok(())
 }
 
-/// Soft limit of open files. The gate has raised its own, and some programs iterate over all
+/// Soft limit of open files. The gate's own limit is higher, and some programs iterate over all
 /// possible descriptors.
 const MAX_OPEN_FILES: u64 = 4096;
 
 /// Limits that every process inherits.
-pub(crate) fn limit(limits: SandboxLimits, counted: CgroupLimits) -> Result<()> {
-    // One byte, not 0: with a limit of 0 a host whose core_pattern is a pipe still runs its
-    // handler, outside the sandbox (core(5)).
+pub(crate) fn set_limits(limits: SandboxLimits, cgroup_limits: CgroupLimits) -> Result<()> {
+    // The limit is 1 byte, because with a limit of 0 a host whose core_pattern is a pipe still runs
+    // its handler, outside the sandbox (core(5)).
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
     // A host may allow its users to raise their priority; an agent must not.
     setrlimit(Resource::RLIMIT_NICE, 0, 0)?;
     setrlimit(Resource::RLIMIT_RTPRIO, 0, 0)?;
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most.min(MAX_OPEN_FILES), most)?;
-    if !counted.pids {
+    let (_, hard_limit) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(
+        Resource::RLIMIT_NOFILE,
+        hard_limit.min(MAX_OPEN_FILES),
+        hard_limit,
+    )?;
+    if !cgroup_limits.pids {
         let pids = u64::from(limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids)?;
     }
-    if !counted.memory {
+    if !cgroup_limits.memory {
         setrlimit(Resource::RLIMIT_DATA, limits.memory, limits.memory)?;
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Finds files of a layer that others may not read, and hides them.
 //!
 //! With a single id the operator's files are the agent's own, and root in the sandbox may read
-//! everything that is mapped: there the kernel would not protect files without permission for
-//! others. The launcher therefore searches for them by mode, and init puts a whiteout over each
+//! everything that is mapped: in both cases the kernel would not protect files without permission
+//! for others. The launcher therefore searches for them by mode, and init puts a whiteout over each
 //! before the overlay is mounted. Files that the operator closes or adds while the sandbox runs are
 //! not hidden.
 
@@ -28,21 +28,21 @@ pub(crate) struct HiddenPath {
     path: PathBuf,
 }
 
-/// Where a layer is searched.
+/// The part of a layer that is searched.
 #[derive(Clone, Copy)]
 pub(crate) enum SearchScope {
-    /// Everywhere.
+    /// The whole layer.
     Everywhere,
-    /// Near the top, and in directories of this user: elsewhere in a system directory, files
-    /// without permission for others belong to other users.
-    Of(u32),
+    /// The upper directories, and deeper ones that belong to this user. In a system directory, the
+    /// other files without permission for others belong to other users.
+    OwnedBy(u32),
 }
 
 /// Directories up to this depth are searched, whatever their owner.
 const MAX_FOREIGN_DEPTH: usize = 2;
 
 /// Searches a part of a host directory. Follows no link and reads no file.
-pub(crate) fn find(top: &Path, part: &Path, places: SearchScope) -> Result<Vec<HiddenPath>> {
+pub(crate) fn find(top: &Path, part: &Path, scope: SearchScope) -> Result<Vec<HiddenPath>> {
     let mut hidden = Vec::new();
     let mut seen = 0;
     let mut parents = Vec::new();
@@ -57,10 +57,10 @@ pub(crate) fn find(top: &Path, part: &Path, places: SearchScope) -> Result<Vec<H
         let mode = data.mode() & 0o777;
         parents.push((part.to_owned(), mode, data.uid(), data.gid()));
     }
-    let near = parents.len() + MAX_FOREIGN_DEPTH;
+    let max_depth = parents.len() + MAX_FOREIGN_DEPTH;
     let device = data.dev();
-    let mut open = vec![(part.to_owned(), parents)];
-    while let Some((directory, parents)) = open.pop() {
+    let mut pending = vec![(part.to_owned(), parents)];
+    while let Some((directory, parents)) = pending.pop() {
         let entries = match std::fs::read_dir(top.join(&directory)) {
             // The directory was removed, or the launcher has no permission.
             Err(error)
@@ -93,27 +93,30 @@ pub(crate) fn find(top: &Path, part: &Path, places: SearchScope) -> Result<Vec<H
                 let parents = parents.clone();
                 hidden.push(HiddenPath { parents, path });
             } else if kind.is_dir() && data.dev() == device {
-                match places {
-                    SearchScope::Of(uid) if uid != data.uid() && parents.len() + 1 >= near => {
+                match scope {
+                    SearchScope::OwnedBy(uid)
+                        if uid != data.uid() && parents.len() + 1 >= max_depth =>
+                    {
                         continue;
                     }
-                    SearchScope::Of(_) | SearchScope::Everywhere => {}
+                    SearchScope::OwnedBy(_) | SearchScope::Everywhere => {}
                 }
                 let mut parents = parents.clone();
                 let mode = data.mode() & 0o777;
                 parents.push((path.clone(), mode, data.uid(), data.gid()));
-                open.push((path, parents));
+                pending.push((path, parents));
             }
         }
     }
     Ok(hidden)
 }
 
-/// Creates the whiteouts in a layer's upper directory. In a reused directory an entry of the
-/// agent's may be in the way: it hides the path as well, and nothing is written through it.
-pub(crate) fn hide(hidden: &[HiddenPath], upper: &Path, identity: Identity) -> Result<()> {
-    'hidden: for one in hidden {
-        for (path, mode, uid, gid) in &one.parents {
+/// Creates the whiteouts in a layer's upper directory. In a reused directory the agent may have
+/// created an entry at the path. Such an entry hides the path as well, and nothing is written
+/// through it.
+pub(crate) fn hide_paths(hidden: &[HiddenPath], upper: &Path, identity: Identity) -> Result<()> {
+    'hidden: for entry in hidden {
+        for (path, mode, uid, gid) in &entry.parents {
             let path = upper.join(path);
             match path.symlink_metadata() {
                 Ok(found) if found.is_dir() => continue,
@@ -125,18 +128,18 @@ pub(crate) fn hide(hidden: &[HiddenPath], upper: &Path, identity: Identity) -> R
                 chown(&path, id_inside(*uid), id_inside(*gid))?;
             }
         }
-        match upper.join(&one.path).symlink_metadata() {
+        match upper.join(&entry.path).symlink_metadata() {
             Ok(found) if found.is_dir() => {
                 return Err(Error::other(format!(
                     "{} was changed in the sandbox and is no longer readable by others on the host",
-                    one.path.display()
+                    entry.path.display()
                 )));
             }
             Ok(_) => continue,
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Err(_) => {}
         }
-        let path = CString::new(upper.join(&one.path).as_os_str().as_bytes())?;
+        let path = CString::new(upper.join(&entry.path).as_os_str().as_bytes())?;
         // A character device 0:0 is an overlay's whiteout and needs no privilege.
         mknod(path.as_c_str(), SFlag::S_IFCHR, Mode::empty(), 0)?;
     }
@@ -167,11 +170,11 @@ mod tests {
             std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).unwrap();
         }
         symlink("/etc/shadow", at("link")).unwrap();
-        let found = |part: &str, places| {
-            let mut found: Vec<_> = find(place.path(), Path::new(part), places)
+        let found = |part: &str, scope| {
+            let mut found: Vec<_> = find(place.path(), Path::new(part), scope)
                 .unwrap()
                 .into_iter()
-                .map(|one| one.path.to_str().unwrap().to_owned())
+                .map(|entry| entry.path.to_str().unwrap().to_owned())
                 .collect();
             found.sort();
             found
@@ -181,7 +184,7 @@ mod tests {
         assert_eq!(found("bin", SearchScope::Everywhere), all[..1]);
         assert_eq!(found("missing", SearchScope::Everywhere), [""; 0]);
         let own = nix::unistd::Uid::effective().as_raw();
-        assert_eq!(found("", SearchScope::Of(own)), all);
-        assert_eq!(found("", SearchScope::Of(own + 1)), all[1..]);
+        assert_eq!(found("", SearchScope::OwnedBy(own)), all);
+        assert_eq!(found("", SearchScope::OwnedBy(own + 1)), all[1..]);
     }
 }

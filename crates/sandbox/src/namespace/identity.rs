@@ -1,9 +1,9 @@
 //! User and group ids of a sandbox.
 //!
-//! With a root gate: 65536 ids of its own, far above those of users and of the usual ranges of
-//! `/etc/subuid`; init is 0 inside and the agent 1000. Otherwise the operator's single id, which is
-//! 1000 inside for both; or, for an agent that is root inside, a slice of the operator's
-//! `/etc/subuid` range.
+//! If the gate runs as root: 65536 ids for each sandbox, far above those of users and of the usual
+//! ranges of `/etc/subuid`; in the sandbox init has the id 0 and the agent 1000. Without root: the
+//! operator's single id, which is 1000 in the sandbox for init and the agent. For an agent that is
+//! root in the sandbox: a slice of the operator's `/etc/subuid` range.
 
 use std::fs::write;
 use std::path::Path;
@@ -34,36 +34,38 @@ pub(crate) struct Account {
 }
 
 /// The number of ids of one sandbox.
-pub(crate) const RANGE: u32 = 1 << 16;
-/// The first range, and the number of ranges: from 2³⁰ up to 2³¹, above which some programs treat
-/// ids as negative.
-const FIRST: u32 = 1 << 30;
-const RANGES: u32 = (1 << 14) - 1;
+pub(crate) const IDS_IN_RANGE: u32 = 1 << 16;
+/// The first id of the first range. The ranges end at 2³¹, because some programs treat higher ids
+/// as negative.
+const FIRST_RANGE: u32 = 1 << 30;
+/// Maximum number of ranges.
+const MAX_RANGES: u32 = (1 << 14) - 1;
 
-/// Chooses a free range that is not in `taken`, starting the search at a hash of `seed`; `wished`
-/// if that is free.
+/// Chooses a free range that is not in `taken`, starting the search at a hash of `seed`. If the
+/// range at `preferred` is free, that range is chosen.
 pub(crate) fn choose(
     root: bool,
     seed: &str,
     taken: &[u32],
-    wished: Option<u32>,
+    preferred: Option<u32>,
 ) -> Option<Identity> {
     if !root {
         return Some(Identity::Single);
     }
-    let is_range = |first: u32| first >= FIRST && (first - FIRST).is_multiple_of(RANGE);
-    if let Some(first) = wished.filter(|first| is_range(*first) && !taken.contains(first)) {
-        return Some(Identity::of_root(first));
+    let is_range =
+        |first: u32| first >= FIRST_RANGE && (first - FIRST_RANGE).is_multiple_of(IDS_IN_RANGE);
+    if let Some(first) = preferred.filter(|first| is_range(*first) && !taken.contains(first)) {
+        return Some(Identity::own_range(first));
     }
     // Two gates with different directories rarely start at the same range.
     let start = hash(seed);
-    (0..RANGES)
-        .map(|offset| FIRST + (start.wrapping_add(offset) % RANGES) * RANGE)
+    (0..MAX_RANGES)
+        .map(|offset| FIRST_RANGE + (start.wrapping_add(offset) % MAX_RANGES) * IDS_IN_RANGE)
         .find(|first| !taken.contains(first))
-        .map(Identity::of_root)
+        .map(Identity::own_range)
 }
 
-/// FNV-1a.
+/// Hashes a text with FNV-1a.
 pub(crate) fn hash(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
@@ -71,8 +73,11 @@ pub(crate) fn hash(text: &str) -> u32 {
 }
 
 impl Identity {
-    fn of_root(first: u32) -> Self {
-        Self::Range { first, lent: None }
+    fn own_range(first: u32) -> Self {
+        Self::Range {
+            first,
+            subids: None,
+        }
     }
 }
 
@@ -98,7 +103,7 @@ impl LaunchSpec {
             } else {
                 &[]
             },
-            idle: !self.counted.cpu,
+            idle: !self.cgroup_limits.cpu,
         }
     }
 }
@@ -115,13 +120,16 @@ const NOBODY: u32 = 65534;
 pub(crate) fn write_maps(pid: i32, identity: Identity) -> Result<(), StepError> {
     let process = Path::new("/proc").join(pid.to_string());
     let (uids, gids) = match identity {
-        Identity::Range { first, lent: None } => {
-            let map = format!("0 {first} {RANGE}\n");
+        Identity::Range {
+            first,
+            subids: None,
+        } => {
+            let map = format!("0 {first} {IDS_IN_RANGE}\n");
             (map.clone(), map)
         }
         Identity::Range {
             first,
-            lent: Some(_),
+            subids: Some(_),
         } => {
             let last = IDS_PER_SANDBOX - 1;
             let map = format!("0 {first} {last}\n{NOBODY} {} 1\n", first + last);
@@ -151,16 +159,19 @@ mod tests {
             let Some(Identity::Range { first, .. }) = choose(true, "same", &taken, None) else {
                 panic!("no range");
             };
-            assert_eq!(first % RANGE, 0);
-            assert!(first >= FIRST && i32::try_from(first + RANGE - 1).is_ok());
+            assert_eq!(first % IDS_IN_RANGE, 0);
+            assert!(first >= FIRST_RANGE && i32::try_from(first + IDS_IN_RANGE - 1).is_ok());
             assert!(!taken.contains(&first));
             taken.push(first);
         }
-        let free = Identity::of_root(FIRST + 7000 * RANGE);
-        let wish = |first| choose(true, "same", &taken, Some(first));
-        assert_eq!(wish(FIRST + 7000 * RANGE), Some(free));
-        for first in [taken[3], 0, 1000, FIRST + 1] {
-            let chosen = wish(first);
+        let free = Identity::own_range(FIRST_RANGE + 7000 * IDS_IN_RANGE);
+        let choose_preferred = |first| choose(true, "same", &taken, Some(first));
+        assert_eq!(
+            choose_preferred(FIRST_RANGE + 7000 * IDS_IN_RANGE),
+            Some(free)
+        );
+        for first in [taken[3], 0, 1000, FIRST_RANGE + 1] {
+            let chosen = choose_preferred(first);
             assert!(matches!(chosen, Some(Identity::Range { first: other, .. }) if other != first));
         }
         assert_eq!(choose(false, "x", &taken, None), Some(Identity::Single));

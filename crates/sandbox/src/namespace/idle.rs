@@ -28,7 +28,7 @@ impl Namespace {
         let what = loop {
             let running = self
                 .init_connection(id)
-                .and_then(|session| session.running());
+                .and_then(|connection| connection.running_commands());
             match running {
                 Ok(commands) if commands.total == 0 => return Ok(()),
                 // The children of a command that has just exited may need a moment.
@@ -51,7 +51,7 @@ impl Namespace {
             beneath::list_names(&workspace, 0)
         };
         match open() {
-            Ok(within) => within.is_some(),
+            Ok(names) => names.is_some(),
             Err(errno) => errno == Errno::ENOENT,
         }
     }

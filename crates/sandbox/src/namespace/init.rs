@@ -27,7 +27,7 @@ use super::identity::Account;
 use super::layer::Layers;
 use super::network::{self, GateSocket};
 use super::port_dial::{self, DialState, PortDial};
-use super::process::{self, End, Job, Work};
+use super::process::{self, Job, JobEnd, Work};
 use super::protocol::{
     Answer, Hello, Identity, LaunchMessage, LaunchSpec, PROTOCOL, Request, TerminalSize,
 };
@@ -53,13 +53,13 @@ pub(crate) struct InitResources {
     /// `init.sock`.
     pub(crate) listener: OwnedFd,
     pub(crate) watch: DiskWatch,
-    /// The `tasks` files of its cgroups of version 1.
+    /// The `tasks` files of the cgroups of version 1 that init joins.
     pub(crate) cgroups: Vec<File>,
 }
 
-/// Runs init, the child of the launcher's clone.
-pub(crate) fn begin(spec: LaunchSpec, resources: InitResources, launcher: OwnedFd) -> ! {
-    let code = match build(spec, resources, launcher.as_fd()) {
+/// Runs init in the child that the launcher cloned.
+pub(crate) fn run_init(spec: LaunchSpec, resources: InitResources, launcher: OwnedFd) -> ! {
+    let code = match set_up(spec, resources, launcher.as_fd()) {
         Ok(mut init) => {
             drop(launcher);
             init.serve()
@@ -78,7 +78,7 @@ pub(crate) fn begin(spec: LaunchSpec, resources: InitResources, launcher: OwnedF
 }
 
 /// Sets the sandbox up, in order, between the clone and the first connection.
-fn build(
+fn set_up(
     mut spec: LaunchSpec,
     resources: InitResources,
     launcher: BorrowedFd<'_>,
@@ -97,55 +97,66 @@ fn build(
         setresgid(gid, gid, gid).step("taking the group id")?;
         setresuid(uid, uid, uid).step("taking the user id")?;
     }
-    // Set after the change of ids, which clears it.
+    // The signal is set after the change of ids, which clears the setting.
     prctl::set_pdeathsig(Signal::SIGKILL).step("setting the parent-death signal")?;
     umask(Mode::from_bits_truncate(0o022));
     sethostname(spec.config.name.as_str()).step("setting the host name")?;
-    let gate_sockets = network::build(&spec.config.ports).step("building the network")?;
+    let gate_sockets = network::configure(&spec.config.ports).step("building the network")?;
     let root = root::enter(&spec, resources.layers)?;
     if root.has_java {
         environment::add_java(&mut spec.environment);
     }
-    // The cgroup namespace's root is the cgroup that was joined above.
+    // The root of the cgroup namespace is the cgroup that init joined above.
     unshare(CloneFlags::CLONE_NEWCGROUP).step("creating a cgroup namespace")?;
     for what in root.warnings {
-        packet::send(launcher, &LaunchMessage::Weaker(what), &[]).step("reporting")?;
+        packet::send(launcher, &LaunchMessage::Warning(what), &[]).step("reporting")?;
     }
     redirect_to_null(&[0, 1, 2]).step("closing the host's descriptors")?;
     let filters = Filters::compile(spec.config.system.nested)
         .map_err(Error::other)
         .step("compiling the system call filters")?;
-    hardening::limit(spec.config.limits, spec.counted).step("setting limits")?;
+    hardening::set_limits(spec.config.limits, spec.cgroup_limits).step("setting limits")?;
     let agent = spec.agent();
     hardening::empty_bounding_set(agent.capabilities).step("emptying the bounding set")?;
-    let of_init = match spec.identity {
+    let init_capabilities = match spec.identity {
         Identity::Range { .. } => hardening::INIT_CAPABILITIES,
         Identity::Single => hardening::INIT_CAPABILITIES_SINGLE_ID,
     };
-    let to_weigh: &[u32] = match spec.identity {
-        Identity::Range { .. } if spec.weighs_sessions => hardening::SESSION_WEIGHT_CAPABILITIES,
+    let weight_capabilities: &[u32] = match spec.identity {
+        Identity::Range { .. } if spec.lowers_session_weights => {
+            hardening::SESSION_WEIGHT_CAPABILITIES
+        }
         Identity::Range { .. } | Identity::Single => &[],
     };
     // Init must have the capabilities that the agent's processes get.
-    let kept = [of_init, agent.capabilities, to_weigh].concat();
+    let kept = [init_capabilities, agent.capabilities, weight_capabilities].concat();
     hardening::keep_capabilities(&kept).step("dropping capabilities")?;
     hardening::set_undumpable_and_no_new_privs().step("making init undumpable")?;
-    let own = landlock_domain::InitDirectories {
+    let init_directories = landlock_domain::InitDirectories {
         processes: root.proc.as_fd(),
         measured: resources.watch.directory(),
         trusted: root.trust.as_ref().map(TrustFiles::directory),
     };
-    let weaker = landlock_domain::enter(spec.config.system.nested, spec.weighs_sessions, &own)
-        .step("entering a Landlock domain")?;
-    if let Some(what) = weaker {
-        packet::send(launcher, &LaunchMessage::Weaker(what.to_owned()), &[]).step("reporting")?;
+    let warning = landlock_domain::enter(
+        spec.config.system.nested,
+        spec.lowers_session_weights,
+        &init_directories,
+    )
+    .step("entering a Landlock domain")?;
+    if let Some(what) = warning {
+        packet::send(launcher, &LaunchMessage::Warning(what.to_owned()), &[]).step("reporting")?;
     }
-    let sessions = match spec.weighs_sessions.then(Sessions::listen).transpose() {
+    let sessions = match spec
+        .lowers_session_weights
+        .then(Sessions::listen)
+        .transpose()
+    {
         Ok(sessions) => sessions,
-        // The kernel is older than 5.5, or an outer filter has a listener already.
+        // The kernel is older than 5.5, or a seccomp filter outside the sandbox has a listener
+        // already.
         Err(error) => {
             let what = format!("cpu: each session of the agent has a full weight ({error})");
-            packet::send(launcher, &LaunchMessage::Weaker(what), &[]).step("reporting")?;
+            packet::send(launcher, &LaunchMessage::Warning(what), &[]).step("reporting")?;
             None
         }
     };
@@ -157,17 +168,18 @@ fn build(
 
     packet::send(launcher, &LaunchMessage::Ready, &[]).step("reporting")?;
     match packet::receive::<LaunchMessage>(launcher).step("waiting to be released")? {
-        Some((LaunchMessage::Live, _)) => {}
+        Some((LaunchMessage::Detach, _)) => {}
         _ => return Err(Error::other("the launcher has exited")).step("waiting to be released"),
     }
-    // `listen` is repeated here, because a client's peer credentials are those of the last caller.
+    // Init calls `listen` again, because clients see the credentials of the last caller of
+    // `listen`.
     listen(
         &resources.listener,
         Backlog::new(BACKLOG).step("listening")?,
     )
     .step("listening")?;
     prctl::set_pdeathsig(None).step("detaching from the launcher")?;
-    packet::send(launcher, &LaunchMessage::Live, &[]).step("detaching from the launcher")?;
+    packet::send(launcher, &LaunchMessage::Detach, &[]).step("detaching from the launcher")?;
     Ok(Init {
         listener: resources.listener,
         watch: resources.watch,
@@ -195,7 +207,7 @@ struct Init {
     proc: OwnedFd,
     /// The files with additional trusted certificates.
     trust: Option<TrustFiles>,
-    /// Handles `setsid` calls if the agent's sessions have weights.
+    /// Handles `setsid` calls if init lowers the weights of the agent's sessions.
     sessions: Option<Sessions>,
     agent: Account,
     environment: Vec<(String, String)>,
@@ -207,7 +219,7 @@ struct Init {
     frozen: bool,
 }
 
-/// A ready event; the indices are those of connections, which are removed only between two rounds.
+/// A ready event. The indices refer to connections, which are removed only between two rounds.
 enum Event {
     ChildExited,
     Connection,
@@ -226,8 +238,9 @@ struct Connection {
     /// Whether a command or connection was requested: each connection allows one.
     used: bool,
     /// Whether the job is a download that started in a stopped sandbox.
-    is_rescue_download: bool,
-    /// Why the command was killed with all others. The cause may be over when it is reported.
+    is_download_after_stop: bool,
+    /// Why the command was killed with all others. The reason is stored, because it may no longer
+    /// hold when the exit is reported.
     stopped: Option<String>,
     open: bool,
 }
@@ -265,14 +278,15 @@ impl Init {
         let was_stopped = self.watch.stopped().is_some();
         // The call fails with ESRCH if there is no other process.
         let has_processes = kill(all_processes, None).is_ok();
-        let inside = SandboxProcesses {
+        let processes = SandboxProcesses {
             proc: &self.proc,
             subreapers: &self.subreapers,
         };
-        self.watch.check(has_processes, Some(&inside));
-        // A download that started after the kill is the only process, and only reads.
-        let is_rescue_download = |one: &Connection| one.is_rescue_download && one.job.is_some();
-        if was_stopped && self.connections.iter().any(is_rescue_download) {
+        self.watch.check(has_processes, Some(&processes));
+        // A download that started after the sandbox was stopped is its only process and only reads.
+        let is_download_after_stop =
+            |one: &Connection| one.is_download_after_stop && one.job.is_some();
+        if was_stopped && self.connections.iter().any(is_download_after_stop) {
             return;
         }
         if let Some(reason) = self.watch.stopped() {
@@ -284,22 +298,22 @@ impl Init {
     }
 
     fn wait(&self) -> nix::Result<Vec<Event>> {
-        let on = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let poll_in = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut all = vec![
-            (Event::ChildExited, on(self.signals.as_fd())),
-            (Event::Connection, on(self.listener.as_fd())),
+            (Event::ChildExited, poll_in(self.signals.as_fd())),
+            (Event::Connection, poll_in(self.listener.as_fd())),
         ];
         if let Some(calls) = self.sessions.as_ref().map(Sessions::listener) {
-            all.push((Event::SetsidCall, on(calls)));
+            all.push((Event::SetsidCall, poll_in(calls)));
         }
         for (index, one) in self.connections.iter().enumerate() {
-            all.push((Event::Request(index), on(one.socket.as_fd())));
+            all.push((Event::Request(index), poll_in(one.socket.as_fd())));
             if let Some(job) = &one.job {
-                all.push((Event::JobStatus(index), on(job.status_pipe())));
+                all.push((Event::JobStatus(index), poll_in(job.status_pipe())));
             }
             if let Some(dial) = &one.dial {
-                let news = PollFd::new(dial.socket(), PollFlags::POLLOUT);
-                all.push((Event::DialReady(index), news));
+                let poll_fd = PollFd::new(dial.socket(), PollFlags::POLLOUT);
+                all.push((Event::DialReady(index), poll_fd));
             }
         }
         let (events, mut ends): (Vec<_>, Vec<_>) = all.into_iter().unzip();
@@ -325,7 +339,7 @@ impl Init {
         let Ok(fd) = accept4(self.listener.as_raw_fd(), flags) else {
             return;
         };
-        // SAFETY: `accept4` has just made it, for us alone.
+        // SAFETY: `accept4` returned a new descriptor, which has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let hello = Hello { protocol: PROTOCOL };
         if self.connections.len() < MAX_CONNECTIONS
@@ -336,7 +350,7 @@ impl Init {
                 job: None,
                 dial: None,
                 used: false,
-                is_rescue_download: false,
+                is_download_after_stop: false,
                 stopped: None,
                 open: true,
             });
@@ -361,12 +375,12 @@ impl Init {
                 let what = self
                     .gate_sockets
                     .iter()
-                    .map(|door| (door.0, door.1))
+                    .map(|socket| (socket.0, socket.1))
                     .collect();
                 let sockets: Vec<_> = self
                     .gate_sockets
                     .iter()
-                    .map(|door| door.2.as_fd())
+                    .map(|socket| socket.2.as_fd())
                     .collect();
                 packet::send(
                     connection.socket.as_fd(),
@@ -400,20 +414,20 @@ impl Init {
                 self.start(index, Ok(Work::AgentTask(task)), None)
             }
             (Request::Download { from, bounds }, _) => {
-                connection.is_rescue_download = self.watch.stopped().is_some();
+                connection.is_download_after_stop = self.watch.stopped().is_some();
                 let task = AgentTask::download(from, bounds);
                 self.start(index, Ok(Work::AgentTask(task)), None)
             }
             (Request::Connect { port }, _) => {
                 connection.used = true;
-                connection.continue_with(port_dial::begin(port))
+                connection.handle_dial_state(port_dial::begin(port))
             }
-            (Request::Workbench { words }, _) => {
+            (Request::Workbench { arguments }, _) => {
                 connection.used = true;
                 self.watch.wake();
-                self.connect_workbench(index, words)
+                self.connect_workbench(index, arguments)
             }
-            (Request::Ports, _) => match listening_ports::listening(&self.proc) {
+            (Request::Ports, _) => match listening_ports::list_listening_ports(&self.proc) {
                 Ok(ports) => connection.answer(&Answer::Ports(ports)),
                 Err(error) => connection.answer(&Answer::Failed {
                     step: "listing ports".to_owned(),
@@ -430,7 +444,7 @@ impl Init {
                     },
                 })
             }
-            (Request::Owner { from, to }, _) => return self.answer_owner(index, from, to),
+            (Request::Owner { from, to }, _) => return self.handle_owner_request(index, from, to),
             (Request::Running, _) => {
                 let server = self.workbench.server();
                 let commands = process_tree::commands(&self.proc, &self.subreapers, server);
@@ -441,7 +455,7 @@ impl Init {
                 Ok(())
             }
             (Request::Kill, Some(job)) => {
-                process_tree::end_tree(&self.proc, job.subreaper());
+                process_tree::kill_tree(&self.proc, job.subreaper());
                 Ok(())
             }
             (Request::Freeze { frozen }, _) => {
@@ -464,8 +478,8 @@ impl Init {
         }
     }
 
-    /// Answers which program owns a connection of the agent.
-    fn answer_owner(&mut self, index: usize, from: SocketAddr, to: SocketAddr) {
+    /// Replies with the program that owns a connection of the agent.
+    fn handle_owner_request(&mut self, index: usize, from: SocketAddr, to: SocketAddr) {
         let (mut started, mut unreported) = (Vec::new(), Vec::new());
         let jobs = self.connections.iter_mut().flat_map(|one| &mut one.job);
         for job in jobs.chain(self.workbench.job_mut()) {
@@ -474,13 +488,13 @@ impl Init {
                 None => unreported.push(job.subreaper()),
             }
         }
-        let inside = socket_owner::ProcessView {
+        let processes = socket_owner::ProcessView {
             proc: &self.proc,
             subreapers: &self.subreapers,
             started: &started,
             unreported: &unreported,
         };
-        let program = socket_owner::find(&inside, from, to);
+        let program = socket_owner::find_program(&processes, from, to);
         if let Some(connection) = self.connections.get_mut(index)
             && connection.answer(&Answer::Owner(program)).is_err()
         {
@@ -500,7 +514,7 @@ impl Init {
         };
         connection.used = true;
         let started = work.and_then(|work| {
-            let ends = stdio::make(terminal, self.agent)?;
+            let ends = stdio::create_stdio(terminal, self.agent)?;
             process::spawn(&work, ends, self.agent, &self.filters)
         });
         match started {
@@ -508,7 +522,7 @@ impl Init {
                 let handed_out: Vec<_> = handed_out.iter().map(AsFd::as_fd).collect();
                 self.subreapers.push(job.subreaper());
                 if let Some(sessions) = &mut self.sessions {
-                    sessions.expect(job.subreaper());
+                    sessions.add_command(job.subreaper());
                 }
                 connection.job = Some(job);
                 packet::send(connection.socket.as_fd(), &Answer::Started, &handed_out)
@@ -522,9 +536,9 @@ impl Init {
 
     /// Sends a connection to the workbench, which is started at the first request and outlives the
     /// connection.
-    fn connect_workbench(&mut self, index: usize, words: Vec<Vec<u8>>) -> std::io::Result<()> {
+    fn connect_workbench(&mut self, index: usize, arguments: Vec<Vec<u8>>) -> std::io::Result<()> {
         let connected = self.workbench.connect(
-            words,
+            arguments,
             &WorkbenchStart {
                 environment: &self.environment,
                 agent: self.agent,
@@ -538,7 +552,7 @@ impl Init {
             Ok((socket, subreaper)) => {
                 self.subreapers.extend(subreaper);
                 if let (Some(sessions), Some(subreaper)) = (&mut self.sessions, subreaper) {
-                    sessions.expect(subreaper);
+                    sessions.add_command(subreaper);
                 }
                 packet::send(
                     connection.socket.as_fd(),
@@ -559,7 +573,7 @@ impl Init {
             return;
         };
         if let Some(dial) = connection.dial.take()
-            && connection.continue_with(dial.resume()).is_err()
+            && connection.handle_dial_state(dial.resume()).is_err()
         {
             connection.open = false;
         }
@@ -575,8 +589,8 @@ impl Init {
         };
         connection.job = None;
         let answer = match end {
-            End::Failed { step, reason } => Answer::Failed { step, reason },
-            End::Exited(code) => {
+            JobEnd::Failed { step, reason } => Answer::Failed { step, reason },
+            JobEnd::Exited(code) => {
                 let stopped = connection.stopped.take();
                 let stopped = stopped.filter(|_| code == 128 + Signal::SIGKILL as i32);
                 Answer::Exited { code, stopped }
@@ -590,18 +604,19 @@ impl Init {
     /// Reaps every exited process: subreapers, and orphans of dead subreapers.
     ///
     /// A subreaper outlives its descendants unless it is killed: by init together with them, or by
-    /// an agent with init's id. Then its orphans become init's children, and their command is
-    /// unknown; so they are killed at once.
+    /// an agent with init's id. Then the orphans become children of init. Their command is unknown,
+    /// so init kills them.
     fn reap(&mut self) {
         while let Ok(Some(_)) = self.signals.read_signal() {}
         let any_child = Pid::from_raw(-1);
-        let mut orphaned = false;
+        let mut has_orphans = false;
         loop {
             let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-            let (ended, in_order) = match waitpid(any_child, Some(flags)) {
+            let (exited, exited_normally) = match waitpid(any_child, Some(flags)) {
                 Ok(WaitStatus::Exited(pid, code)) => (pid, code == 0),
                 Ok(WaitStatus::Signaled(pid, ..)) => (pid, false),
-                // Stopped by an agent with init's id: its exit would never be reported.
+                // An agent with init's id has stopped the subreaper, which would then never report
+                // an exit.
                 Ok(WaitStatus::Stopped(pid, _)) => {
                     if !self.frozen && self.subreapers.contains(&pid) {
                         let _ = kill(pid, Signal::SIGCONT);
@@ -614,17 +629,17 @@ impl Init {
             if let Some(at) = self
                 .subreapers
                 .iter()
-                .position(|&subreaper| subreaper == ended)
+                .position(|&subreaper| subreaper == exited)
             {
                 self.subreapers.swap_remove(at);
                 if let Some(sessions) = &mut self.sessions {
-                    sessions.forget(ended);
+                    sessions.remove_subreaper(exited);
                 }
-                orphaned |= !in_order;
+                has_orphans |= !exited_normally;
             }
         }
-        if orphaned {
-            process_tree::end_orphans(&self.proc, &self.subreapers);
+        if has_orphans {
+            process_tree::kill_orphans(&self.proc, &self.subreapers);
         }
     }
 }
@@ -634,9 +649,9 @@ impl Connection {
         packet::send(self.socket.as_fd(), answer, &[])
     }
 
-    /// Reports the state of a connection attempt, or waits for it.
-    fn continue_with(&mut self, how: DialState) -> std::io::Result<()> {
-        match how {
+    /// Replies with the result of a connection attempt, or stores the attempt if it is in progress.
+    fn handle_dial_state(&mut self, state: DialState) -> std::io::Result<()> {
+        match state {
             DialState::Connected(socket) => {
                 packet::send(self.socket.as_fd(), &Answer::Connected, &[socket.as_fd()])
             }
@@ -651,12 +666,12 @@ impl Connection {
         }
     }
 
-    /// Closes the connection. A running command is killed with its descendants; a command that has
-    /// exited may have left processes on purpose.
+    /// Closes the connection. A running command is killed with its descendants; processes that an
+    /// exited command left continue.
     fn close(&mut self, proc: &OwnedFd) {
         self.open = false;
         if let Some(job) = self.job.take() {
-            process_tree::end_tree(proc, job.subreaper());
+            process_tree::kill_tree(proc, job.subreaper());
         }
     }
 }

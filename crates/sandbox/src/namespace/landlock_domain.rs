@@ -1,20 +1,22 @@
 //! Landlock domain of the whole sandbox, init included: a second layer of isolation.
 //!
-//! It protects if a namespace, a capability or a filter has a flaw:
+//! The domain protects the host even if a namespace, a capability or a seccomp filter has a flaw:
 //!
 //! - **files**: everything beneath the sandbox's `/` is allowed, including renames between
-//!   directories (REFER); a directory without a path there, such as a leaked descriptor of a host
-//!   directory, cannot be opened or walked, and mounts cannot be changed;
-//! - **signals and abstract sockets**, from version 6: none leave the sandbox, independent of its
-//!   process and network namespaces. Tracing never does.
+//!   directories (REFER). A directory that has no path beneath `/`, such as a leaked descriptor of
+//!   a host directory, cannot be listed, and no file in it can be opened. Mounts cannot be changed;
+//! - **signals and abstract sockets**, from version 6 of Landlock: the sandbox's processes cannot
+//!   signal processes outside, or connect to abstract sockets outside, even if the process and
+//!   network namespaces fail. Tracing processes outside is forbidden in every version.
 //!
-//! There is one domain for all commands: a command may have to signal or debug another's process,
-//! which two sibling domains would forbid. An agent with init's own id cannot attack init, because
-//! init is PID 1, cannot be dumped, and has an additional capability.
+//! There is one domain for all commands, because a command may have to signal or debug a process of
+//! another command, which two sibling domains would forbid. The domain does not protect init from
+//! an agent with init's own id. Init is protected nevertheless: it is PID 1, it cannot be dumped,
+//! and it has a capability that the agent lacks.
 //!
-//! Init needs three directories that have no path in the sandbox: the processes, the measured tree,
-//! and the trusted certificates. This program may also be executed, as the workbench: it has no
-//! path in the sandbox either, and no secret.
+//! Init may also access three directories that have no path in the sandbox: `/proc`, the measured
+//! tree, and the trusted certificates. The executable of this program, which has no path in the
+//! sandbox either and contains no secret, may be executed as the workbench.
 //!
 //! With `--nested`, files are not restricted, because a domain with file rules forbids mounts even
 //! in a nested user namespace.
@@ -29,14 +31,14 @@ use landlock::{
 
 /// The rules for a Landlock version.
 #[derive(Debug, PartialEq, Eq)]
-struct Plan {
+struct LandlockPlan {
     files: bool,
     scope: bool,
     warning: Option<&'static str>,
 }
 
-impl Plan {
-    fn of(version: u32, nested: bool) -> Self {
+impl LandlockPlan {
+    fn for_version(version: u32, nested: bool) -> Self {
         // Version 1 does not support REFER and forbids it.
         let (files, scope) = (version >= 2 && !nested, version >= 6);
         let warning = match version {
@@ -72,31 +74,34 @@ pub(crate) fn version() -> u32 {
     u32::try_from(version).unwrap_or(0)
 }
 
-/// Restricts this process and its descendants. Returns a warning if a protection is missing. If
-/// init sets the weight of sessions, it may write to files of its processes.
+/// Restricts this process and its descendants. Returns a warning if a protection is missing. With
+/// `lowers_session_weights`, init may also write to files in its `/proc`.
 pub(crate) fn enter(
     nested: bool,
-    weighs_sessions: bool,
-    own: &InitDirectories<'_>,
+    lowers_session_weights: bool,
+    init_directories: &InitDirectories<'_>,
 ) -> Result<Option<&'static str>> {
-    let plan = Plan::of(version(), nested);
+    let plan = LandlockPlan::for_version(version(), nested);
     if plan.files || plan.scope {
-        restrict(&plan, weighs_sessions, own).map_err(Error::other)?;
+        restrict(&plan, lowers_session_weights, init_directories).map_err(Error::other)?;
     }
     Ok(plan.warning)
 }
 
 /// Directories that only init may access.
 pub(crate) struct InitDirectories<'a> {
+    /// A `/proc` that shows all processes.
     pub(crate) processes: BorrowedFd<'a>,
+    /// The directory whose disk usage init measures.
     pub(crate) measured: BorrowedFd<'a>,
+    /// The staged files with trusted certificates.
     pub(crate) trusted: Option<BorrowedFd<'a>>,
 }
 
 fn restrict(
-    plan: &Plan,
-    weighs_sessions: bool,
-    own: &InitDirectories<'_>,
+    plan: &LandlockPlan,
+    lowers_session_weights: bool,
+    init_directories: &InitDirectories<'_>,
 ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
     if plan.files {
@@ -108,32 +113,35 @@ fn restrict(
     let mut rules = rules.create()?;
     if plan.files {
         let everything = AccessFs::from_all(ABI::V6);
-        let mut looking = AccessFs::ReadDir | AccessFs::ReadFile;
-        if weighs_sessions {
-            looking |= AccessFs::WriteFile;
+        let mut proc_access = AccessFs::ReadDir | AccessFs::ReadFile;
+        if lowers_session_weights {
+            proc_access |= AccessFs::WriteFile;
         }
         rules = rules
             .add_rule(PathBeneath::new(PathFd::new("/")?, everything))?
-            .add_rule(PathBeneath::new(own.processes, looking))?
-            .add_rule(PathBeneath::new(own.measured, AccessFs::ReadDir))?
+            .add_rule(PathBeneath::new(init_directories.processes, proc_access))?
+            .add_rule(PathBeneath::new(
+                init_directories.measured,
+                AccessFs::ReadDir,
+            ))?
             .add_rule(PathBeneath::new(
                 PathFd::new("/proc/self/exe")?,
                 AccessFs::Execute | AccessFs::ReadFile,
             ))?;
-        if let Some(trusted) = own.trusted {
-            let adding = AccessFs::ReadFile
+        if let Some(trusted) = init_directories.trusted {
+            let trust_access = AccessFs::ReadFile
                 | AccessFs::WriteFile
                 | AccessFs::Truncate
                 | AccessFs::MakeReg
                 | AccessFs::MakeSym
                 | AccessFs::RemoveFile;
-            rules = rules.add_rule(PathBeneath::new(trusted, adding))?;
+            rules = rules.add_rule(PathBeneath::new(trusted, trust_access))?;
         }
     }
     // The rules match the kernel's version, so partial enforcement is an error.
     match rules.restrict_self()?.ruleset {
         RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced => Ok(()),
-        RulesetStatus::NotEnforced => Err("it was not enforced".into()),
+        RulesetStatus::NotEnforced => Err("the Landlock rules were not enforced".into()),
     }
 }
 
@@ -151,12 +159,12 @@ mod tests {
             let tried = scope.spawn(|| {
                 let place = tempfile::tempdir().unwrap();
                 let proc = std::fs::File::open("/proc").unwrap();
-                let own = InitDirectories {
+                let init_directories = InitDirectories {
                     processes: std::os::fd::AsFd::as_fd(&proc),
                     measured: std::os::fd::AsFd::as_fd(&proc),
                     trusted: None,
                 };
-                enter(false, false, &own).unwrap();
+                enter(false, false, &init_directories).unwrap();
                 let at = |name: &str| place.path().join(name);
                 for name in ["a", "b"] {
                     std::fs::create_dir(at(name)).unwrap();
@@ -182,7 +190,7 @@ mod tests {
             (5, true, false, false, true),
             (6, true, false, true, false),
         ] {
-            let plan = Plan::of(version, nested);
+            let plan = LandlockPlan::for_version(version, nested);
             assert_eq!(
                 (plan.files, plan.scope),
                 (files, scope),

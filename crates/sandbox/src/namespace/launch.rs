@@ -4,18 +4,18 @@
 //!   creator (threaded)        launcher (one thread)          init (PID 1 inside)
 //!      │ ── spec ────────────────▶ │
 //!      │                           │ ── clone3 ─────────────────▶ │
-//!      │ ◀── Born {pid} ────────── │    maps                      │ waits
+//!      │ ◀─ Cloned {pid} ───────── │    maps                      │ waits
 //!      │                           │ ── Go ─────────────────────▶ │ joins its cgroups, builds
 //!      │ records the process       │                              │
 //!      │                           │ ◀───────────── Ready/Failed  │
 //!      │ ◀── Running ───────────── │                              │
-//!      │ ── Live ────────────────▶ │ ── Live ───────────────────▶ │ serves
+//!      │ ── Detach ──────────────▶ │ ── Detach ─────────────────▶ │ serves
 //!      │ records `active`  ◀────── ╵ exits                        │
 //! ```
 //!
-//! Until `Live`, init dies with the launcher (parent-death signal) and the launcher exits with the
-//! creator (its channel closes); after it, the record names init. A creator that is killed at any
-//! moment leaves a directory, and never an unrecorded process.
+//! Until `Detach`, init dies with the launcher (parent-death signal) and the launcher exits with
+//! the creator (its channel closes); after `Detach`, the record names init. If the creator is
+//! killed at any moment, at most a directory remains, and never an unrecorded process.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -44,21 +44,21 @@ use super::{file_op, hardening, identity, init, layer, lock, packet, process, su
 /// thread is started.
 pub fn init_main() -> ExitCode {
     let stdin = std::io::stdin();
-    let line = stdin.as_fd();
-    match launch(line) {
+    let channel = stdin.as_fd();
+    match launch(channel) {
         Ok(()) => ExitCode::SUCCESS,
         Err(StepError { step, source }) => {
             let reason = source.to_string();
             // The creator may have exited, and there is no other receiver.
-            let _ = packet::send(line, &LaunchMessage::Failed { step, reason }, &[]);
+            let _ = packet::send(channel, &LaunchMessage::Failed { step, reason }, &[]);
             ExitCode::FAILURE
         }
     }
 }
 
-fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
+fn launch(channel: BorrowedFd<'_>) -> Result<(), StepError> {
     hardening::close_from(3).step("closing inherited descriptors")?;
-    let (request, _) = packet::receive::<LauncherRequest>(line)
+    let (request, _) = packet::receive::<LauncherRequest>(channel)
         .step("reading the request")?
         .ok_or_else(|| Error::from(ErrorKind::UnexpectedEof))
         .step("reading the request")?;
@@ -70,10 +70,11 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
             lock,
             op,
         } => {
-            return file_op::serve(line, &subid_map, lock.as_deref(), &op);
+            return file_op::run_in_child(channel, &subid_map, lock.as_deref(), &op);
         }
         LauncherRequest::Survey { directory } => {
-            return survey::run_trials(line, &directory).step("checking what this machine allows");
+            return survey::run_trials(channel, &directory)
+                .step("checking the features of this machine");
         }
     };
     if let Some(subid_map) = &spec.subid_map {
@@ -81,44 +82,51 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
     }
     chdir(&spec.directory).step("entering the sandbox's directory")?;
     let lock = lock_for_launch(Path::new("launcher.lock"))?;
-    // Clean-up of a dead creator's sandbox may have held the lock before: then nothing must be
-    // created.
-    check_requester_alive(line)?;
+    // If the creator has exited, clean-up may have removed the sandbox while this process waited
+    // for the lock. Then nothing must be created.
+    check_requester_alive(channel)?;
     let listener = listen_at("init.sock").step("opening init.sock")?;
-    let verdict = File::create("stopped").step("creating the file `stopped`")?;
+    let stop_file = File::create("stopped").step("creating the file `stopped`")?;
     enter_fs(spec.identity, spec.has_tree).step("creating the sandbox's own directory")?;
-    // Opened on the host, so that it does not include the sandbox's mounts.
-    let top = File::open(".").step("opening the sandbox's own directory")?;
-    let watch = DiskWatch::new(top.into(), verdict, spec.config.limits.disk);
+    // The directory is opened before the sandbox's mounts exist, so that measurements do not
+    // include them.
+    let fs_directory = File::open(".").step("opening the sandbox's own directory")?;
+    let watch = DiskWatch::new(fs_directory.into(), stop_file, spec.config.limits.disk);
     if let Identity::Range { .. } = spec.identity {
         setgroups(&[]).step("dropping groups")?;
     }
-    let layers = layer::gather(&spec)?;
-    if spec.subid_map.is_some() && !spec.counted.pids {
-        // An agent that can switch ids has a count for each of them. A limit that is set before the
-        // namespace is created applies to all of them together (Linux 5.14).
+    let layers = layer::collect_layers(&spec)?;
+    if spec.subid_map.is_some() && !spec.cgroup_limits.pids {
+        // The kernel counts processes for each id, and this agent can switch ids. A limit that is
+        // set before the namespace is created applies to all ids together (Linux 5.14).
         let pids = u64::from(spec.config.limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids).step("limiting processes")?;
     }
-    let (ours, its) = packet::socket_pair().step("creating a channel to init")?;
-    let gate_sockets = cgroup_task_files(&spec.cgroups).step("opening cgroups")?;
+    let (launcher_end, init_end) = packet::socket_pair().step("creating a channel to init")?;
+    let task_files = cgroup_task_files(&spec.cgroups).step("opening cgroups")?;
 
-    let (init, born_into) = clone_into_namespaces(&spec.cgroups).step(
+    let (init, initial_cgroup) = clone_into_namespaces(&spec.cgroups).step(
         "creating namespaces (run `palisade doctor` to check whether user namespaces are allowed)",
     )?;
     let Some(init) = init else {
-        drop((ours, lock));
+        drop((launcher_end, lock));
         let resources = InitResources {
             layers,
             listener,
             watch,
-            cgroups: gate_sockets,
+            cgroups: task_files,
         };
-        init::begin(spec, resources, its);
+        init::run_init(spec, resources, init_end);
     };
-    drop((its, listener, layers, watch, gate_sockets));
+    drop((init_end, listener, layers, watch, task_files));
     let child = InitChild(init);
-    supervise_init_start(line, ours.as_fd(), &child, &spec, born_into.as_deref())?;
+    supervise_init_start(
+        channel,
+        launcher_end.as_fd(),
+        &child,
+        &spec,
+        initial_cgroup.as_deref(),
+    )?;
     std::mem::forget(child);
     Ok(())
 }
@@ -130,23 +138,23 @@ pub(crate) fn lock_for_launch(path: &Path) -> Result<Flock<File>, StepError> {
         .map_err(|(_, errno)| errno)
         .step("taking the launcher's lock")?;
     // The previous holder may have removed the lock file, and the sandbox with it.
-    match lock::is_at(&lock, path).step("checking the launcher's lock")? {
+    match lock::is_file_at(&lock, path).step("checking the launcher's lock")? {
         true => Ok(lock),
         false => Err(Error::from(ErrorKind::NotFound)).step("taking the launcher's lock"),
     }
 }
 
-/// Fails if the requester has exited. It sends nothing before it receives a message, so a readable
-/// channel is a closed one.
-pub(crate) fn check_requester_alive(line: BorrowedFd<'_>) -> Result<(), StepError> {
-    let mut end = [PollFd::new(line, PollFlags::POLLIN)];
+/// Fails if the requester has exited. The requester sends nothing before it receives a message, so
+/// a readable channel means that it is closed.
+pub(crate) fn check_requester_alive(channel: BorrowedFd<'_>) -> Result<(), StepError> {
+    let mut end = [PollFd::new(channel, PollFlags::POLLIN)];
     match poll(&mut end, PollTimeout::ZERO).step("checking the creator")? {
         0 => Ok(()),
         _ => Err(Error::from(ErrorKind::BrokenPipe)).step("checking the creator"),
     }
 }
 
-/// Init until it is released; killed and reaped on drop.
+/// Init until it is detached; killed and reaped on drop.
 struct InitChild(Pid);
 
 impl Drop for InitChild {
@@ -156,63 +164,68 @@ impl Drop for InitChild {
     }
 }
 
+/// Supervises init from its clone until it is detached.
 fn supervise_init_start(
-    line: BorrowedFd<'_>,
+    channel: BorrowedFd<'_>,
     init: BorrowedFd<'_>,
     child: &InitChild,
     spec: &LaunchSpec,
-    born_into: Option<&Path>,
+    initial_cgroup: Option<&Path>,
 ) -> Result<(), StepError> {
     let pid = child.0.as_raw();
     let started = process::start_time(pid).step("reading init's start time")?;
-    packet::send(line, &LaunchMessage::Born { pid, started }, &[]).step("reporting")?;
+    packet::send(channel, &LaunchMessage::Cloned { pid, started }, &[]).step("reporting")?;
     identity::write_maps(pid, spec.identity)?;
-    join(pid, &spec.cgroups, born_into)?;
+    join_cgroups(pid, &spec.cgroups, initial_cgroup)?;
     packet::send(init, &LaunchMessage::Go, &[]).step("starting init")?;
     let mut warnings = Vec::new();
     loop {
-        match receive_from_init(line, init)? {
-            LaunchMessage::Weaker(what) => warnings.push(what),
+        match receive_from_init(channel, init)? {
+            LaunchMessage::Warning(what) => warnings.push(what),
             LaunchMessage::Ready => break,
             LaunchMessage::Failed { step, reason } => {
                 return Err(Error::other(reason)).step(&step);
             }
             LaunchMessage::Go
-            | LaunchMessage::Born { .. }
+            | LaunchMessage::Cloned { .. }
             | LaunchMessage::Running { .. }
-            | LaunchMessage::Live => {
+            | LaunchMessage::Detach => {
                 return Err(Error::from(ErrorKind::InvalidData)).step("receiving from init");
             }
         }
     }
-    packet::send(line, &LaunchMessage::Running { warnings }, &[]).step("reporting")?;
-    match packet::receive::<LaunchMessage>(line).step("waiting for the creator")? {
-        Some((LaunchMessage::Live, _)) => {}
+    packet::send(channel, &LaunchMessage::Running { warnings }, &[]).step("reporting")?;
+    match packet::receive::<LaunchMessage>(channel).step("waiting for the creator")? {
+        Some((LaunchMessage::Detach, _)) => {}
         _ => return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator"),
     }
-    packet::send(init, &LaunchMessage::Live, &[]).step("releasing init")?;
-    // Init answers once it no longer depends on the launcher.
+    packet::send(init, &LaunchMessage::Detach, &[]).step("releasing init")?;
+    // Init replies when it no longer depends on the launcher.
     match packet::receive::<LaunchMessage>(init).step("releasing init")? {
-        Some((LaunchMessage::Live, _)) => Ok(()),
+        Some((LaunchMessage::Detach, _)) => Ok(()),
         _ => Err(Error::from(ErrorKind::BrokenPipe)).step("releasing init"),
     }
 }
 
-/// Adds init to a cgroup of version 2 into which it was not cloned. It joins those of version 1
-/// itself.
-fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), StepError> {
+/// Adds init to the cgroups of version 2, except the one into which init was cloned. Init itself
+/// joins those of version 1.
+fn join_cgroups(
+    pid: i32,
+    cgroups: &[PathBuf],
+    initial_cgroup: Option<&Path>,
+) -> Result<(), StepError> {
     let others = cgroups
         .iter()
-        .filter(|one| Some(one.as_path()) != born_into && !one.join("tasks").exists());
+        .filter(|one| Some(one.as_path()) != initial_cgroup && !one.join("tasks").exists());
     for cgroup in others {
         std::fs::write(cgroup.join("cgroup.procs"), pid.to_string()).step("joining a cgroup")?;
     }
     Ok(())
 }
 
-/// Opens the `tasks` files of cgroups of version 1 for init: moving another process waits some
-/// milliseconds for every processor, and a process that moves its own single thread does not
-/// (`cgroup_procs_write_start`).
+/// Opens the `tasks` files of cgroups of version 1 for init: moving another process into a cgroup
+/// takes some milliseconds, because the kernel waits for every processor. A process with one thread
+/// that moves itself does not wait (`cgroup_procs_write_start`).
 fn cgroup_task_files(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
     let tasks = cgroups.iter().map(|cgroup| cgroup.join("tasks"));
     tasks
@@ -223,20 +236,20 @@ fn cgroup_task_files(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
 
 /// Receives init's next message, unless the creator exits first.
 fn receive_from_init(
-    line: BorrowedFd<'_>,
+    channel: BorrowedFd<'_>,
     init: BorrowedFd<'_>,
 ) -> Result<LaunchMessage, StepError> {
-    let mut both = [
+    let mut ends = [
         PollFd::new(init, PollFlags::POLLIN),
-        PollFd::new(line, PollFlags::POLLIN),
+        PollFd::new(channel, PollFlags::POLLIN),
     ];
-    poll(&mut both, PollTimeout::NONE).step("waiting for init")?;
-    let [init_said, creator_left] = both.map(|end| end.any().unwrap_or(false));
-    if creator_left && !init_said {
+    poll(&mut ends, PollTimeout::NONE).step("waiting for init")?;
+    let [init_is_readable, creator_exited] = ends.map(|end| end.any().unwrap_or(false));
+    if creator_exited && !init_is_readable {
         return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator");
     }
     packet::receive::<LaunchMessage>(init)
-        .and_then(|word| word.ok_or_else(|| Error::other("init exited early")))
+        .and_then(|message| message.ok_or_else(|| Error::other("init exited early")))
         .map(|(report, _)| report)
         .step("receiving from init")
 }
@@ -253,11 +266,11 @@ fn listen_at(path: &str) -> std::io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Creates the directory of the sandbox's own ids and makes it the working directory: init need not
-/// have permission for the path to it. The working directory moves into the new mount namespace; an
-/// open descriptor would stay in the old one, where init cannot mount.
+/// Creates the directory `fs` for the sandbox's ids and makes it the working directory, so that
+/// init needs no permission for the path to it. The working directory follows into the new mount
+/// namespace; an open descriptor would refer to the old namespace, in which init cannot mount.
 fn enter_fs(identity: Identity, has_tree: bool) -> std::io::Result<()> {
-    // A new directory must not exist before, so that its content is known.
+    // If there is no tree yet, the directory must not exist, so that it has no content of an agent.
     if !has_tree {
         mkdir("fs", Mode::from_bits_truncate(0o700))?;
     }
@@ -284,7 +297,7 @@ fn clone_into_namespaces(cgroups: &[PathBuf]) -> std::io::Result<(Option<Pid>, O
     let unified = cgroups
         .iter()
         .find(|cgroup| cgroup.join("cgroup.freeze").exists());
-    // Unsupported flags are dropped and the clone is tried again.
+    // If the kernel does not support a flag, the clone is tried again without it.
     if let Some(cgroup) = unified
         && let Ok(directory) = File::open(cgroup)
         && let Ok(made) = clone_into(flags | libc::CLONE_NEWTIME, Some(directory.as_fd()))
@@ -308,8 +321,8 @@ pub(crate) fn clone_into(
         arguments.flags |= CLONE_INTO_CGROUP;
         arguments.cgroup = u64::from(cgroup.as_raw_fd().cast_unsigned());
     }
-    // SAFETY: no CLONE_VM and no stack, so this is a fork: the child has a copy of our memory,
-    // and we have one thread, so no other thread holds a lock in it.
+    // SAFETY: without CLONE_VM and a stack the call is a fork. The child has a copy of this
+    // process's memory, in which no other thread holds a lock, because this process has one thread.
     let result = unsafe {
         libc::syscall(
             libc::SYS_clone3,
@@ -326,17 +339,18 @@ pub(crate) fn clone_into(
     }
 }
 
+/// The flag of clone3(2), which is missing in `libc`.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Opens a process by descriptor, which never refers to another process with its number.
+/// Opens a descriptor of a process. It never refers to a later process with the same number.
 pub(crate) fn open_process(pid: i32) -> std::io::Result<OwnedFd> {
-    // SAFETY: plain numbers; the result is checked before it is owned.
+    // SAFETY: the call takes numbers; the result is checked before it becomes an `OwnedFd`.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
         return Err(Error::last_os_error());
     }
     let fd = i32::try_from(fd).map_err(Error::other)?;
-    // SAFETY: the kernel has just made it, for us alone; it is close-on-exec.
+    // SAFETY: the kernel returned a new descriptor, which has no other owner; it is close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -369,23 +383,23 @@ mod tests {
         let held = File::create(&path).unwrap();
         held.lock().unwrap();
         std::thread::scope(|scope| {
-            let late = scope.spawn(|| {
+            let locker = scope.spawn(|| {
                 lock_for_launch(&path)
                     .map(drop)
-                    .map_err(|late| late.to_string())
+                    .map_err(|error| error.to_string())
             });
-            let us = std::process::id();
-            // The thread has opened the file and waits.
+            let own_pid = std::process::id();
+            // Wait until the thread has opened the file and waits for the lock.
             while !std::fs::read_to_string("/proc/locks")
                 .unwrap()
                 .lines()
-                .any(|line| line.contains("->") && line.contains(&format!(" {us} ")))
+                .any(|line| line.contains("->") && line.contains(&format!(" {own_pid} ")))
             {
                 std::thread::yield_now();
             }
             std::fs::remove_file(&path).unwrap();
             drop(held);
-            let message = late.join().unwrap().unwrap_err();
+            let message = locker.join().unwrap().unwrap_err();
             assert!(message.contains("taking the launcher's lock"), "{message}");
         });
         assert!(lock_for_launch(&path).is_err());
@@ -395,9 +409,9 @@ mod tests {
 
     #[test]
     fn request_of_an_exited_requester_is_rejected() {
-        let (ours, its) = packet::socket_pair().unwrap();
-        check_requester_alive(its.as_fd()).unwrap();
-        drop(ours);
-        assert!(check_requester_alive(its.as_fd()).is_err());
+        let (launcher_end, init_end) = packet::socket_pair().unwrap();
+        check_requester_alive(init_end.as_fd()).unwrap();
+        drop(launcher_end);
+        assert!(check_requester_alive(init_end.as_fd()).is_err());
     }
 }

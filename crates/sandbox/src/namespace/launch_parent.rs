@@ -16,7 +16,7 @@ use crate::contract::lifecycle::LifecycleEvent;
 /// Timeout of building a sandbox.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The same for a sandbox whose layers are scanned first, possibly on a slow disk.
+/// Timeout of building a sandbox whose layers must be scanned first, possibly on a slow disk.
 const BUILD_TIMEOUT_WITH_LAYERS: Duration = Duration::from_secs(180);
 
 impl Namespace {
@@ -24,15 +24,15 @@ impl Namespace {
     pub(super) fn supervise_launch(
         &self,
         record: &mut Record,
-        line: &OwnedFd,
+        channel: &OwnedFd,
         request: &LauncherRequest,
-        then: LifecycleEvent,
+        event: LifecycleEvent,
     ) -> Result<(), SandboxError> {
         let failed = |error: Error| SandboxError::Create {
             step: "communicating with the launcher".to_owned(),
             reason: error.to_string(),
         };
-        packet::send(line.as_fd(), request, &[]).map_err(failed)?;
+        packet::send(channel.as_fd(), request, &[]).map_err(failed)?;
         let system = &record.config.system;
         let timeout = if system.root || !system.host_paths.is_empty() {
             BUILD_TIMEOUT_WITH_LAYERS
@@ -40,9 +40,9 @@ impl Namespace {
             BUILD_TIMEOUT
         };
         let deadline = Instant::now() + timeout;
-        let next = || receive_message(line, deadline).map_err(failed);
+        let next = || receive_message(channel, deadline).map_err(failed);
         match next()? {
-            LaunchMessage::Born { pid, started } => record.init = Some(Process { pid, started }),
+            LaunchMessage::Cloned { pid, started } => record.init = Some(Process { pid, started }),
             LaunchMessage::Failed { step, reason } => {
                 return Err(SandboxError::Create { step, reason });
             }
@@ -50,24 +50,24 @@ impl Namespace {
         }
         // Init does not run yet, but from now on clean-up after a crash finds its process.
         self.write(record)?;
-        record.phase = record.phase.after(then)?;
-        // Written while init builds; it is renamed to the record at the end.
-        let mut ready = self.write_aside(record)?;
+        record.phase = record.phase.after(event)?;
+        // The new record is written while init sets up the sandbox, and renamed at the end.
+        let mut ready = self.write_temporary(record)?;
         match next()? {
             LaunchMessage::Running { warnings } if warnings.is_empty() => {}
             LaunchMessage::Running { warnings } => {
                 record.warnings.extend(warnings);
-                ready = self.write_aside(record)?;
+                ready = self.write_temporary(record)?;
             }
             LaunchMessage::Failed { step, reason } => {
                 return Err(SandboxError::Create { step, reason });
             }
             other => return Err(failed(unexpected_message(&other))),
         }
-        packet::send(line.as_fd(), &LaunchMessage::Live, &[]).map_err(failed)?;
+        packet::send(channel.as_fd(), &LaunchMessage::Detach, &[]).map_err(failed)?;
         // The end of the channel means that init no longer depends on the launcher.
         if let Some((LaunchMessage::Failed { step, reason }, _)) =
-            packet::receive::<LaunchMessage>(line.as_fd()).map_err(failed)?
+            packet::receive::<LaunchMessage>(channel.as_fd()).map_err(failed)?
         {
             return Err(SandboxError::Create { step, reason });
         }
@@ -84,11 +84,11 @@ fn unexpected_message(message: &LaunchMessage) -> Error {
 }
 
 /// Receives the launcher's next message.
-fn receive_message(line: &OwnedFd, deadline: Instant) -> std::io::Result<LaunchMessage> {
-    let mut end = [PollFd::new(line.as_fd(), PollFlags::POLLIN)];
-    match client::wait(&mut end, Some(deadline))? {
+fn receive_message(channel: &OwnedFd, deadline: Instant) -> std::io::Result<LaunchMessage> {
+    let mut end = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+    match client::poll_until(&mut end, Some(deadline))? {
         0 => Err(Error::from(ErrorKind::TimedOut)),
-        _ => match packet::receive::<LaunchMessage>(line.as_fd())? {
+        _ => match packet::receive::<LaunchMessage>(channel.as_fd())? {
             Some((report, _)) => Ok(report),
             None => Err(Error::from(ErrorKind::UnexpectedEof)),
         },

@@ -29,12 +29,12 @@ use super::{identity, launch, trust};
 use crate::contract::SystemConfig;
 
 /// System directories of the host, writable in the sandbox where overlays work.
-const SYSTEM: &[&str] = &[
+const SYSTEM_DIRECTORIES: &[&str] = &[
     "usr", "opt", "bin", "sbin", "lib", "lib32", "lib64", "libx32",
 ];
 
-/// Directories of `/etc` that configure programs and say nothing about the operator.
-const ETC: &[&str] = &[
+/// Directories of `/etc` that configure programs and have no data about the operator.
+const ETC_DIRECTORIES: &[&str] = &[
     "alternatives",
     "ca-certificates",
     "crypto-policies",
@@ -50,9 +50,9 @@ const ETC: &[&str] = &[
     "terminfo",
 ];
 
-/// Directories that are never visible, whole or in part: they are the kernel's, hold sockets, or
-/// are the sandbox's own.
-const NEVER: &[&str] = &[
+/// Directories that are never visible, whole or in part: they belong to the kernel, contain
+/// sockets, or are directories of the sandbox itself.
+const NEVER_VISIBLE: &[&str] = &[
     "/proc",
     "/sys",
     "/dev",
@@ -62,24 +62,25 @@ const NEVER: &[&str] = &[
     "/src",
 ];
 
-/// Directories that are not visible as a whole.
-const NOT_WHOLE: &[&str] = &["/", "/etc", "/home", "/root", "/tmp", "/var"];
+/// Directories that the operator cannot expose as a whole.
+const NOT_MOUNTABLE_AS_A_WHOLE: &[&str] = &["/", "/etc", "/home", "/root", "/tmp", "/var"];
 
 /// A directory of the host.
 pub(crate) struct Layer {
     /// The path in the sandbox, relative to the root.
-    pub(crate) inside: PathBuf,
+    pub(crate) sandbox_path: PathBuf,
     /// The path on the host, without links. Init may have no permission for it.
     pub(crate) host: PathBuf,
-    /// The mode and owner on disk.
+    /// The mode on disk.
     pub(crate) mode: u32,
+    /// The user and group on disk.
     pub(crate) owner: (u32, u32),
-    /// A detached copy of its mount with the sandbox's ids.
-    pub(crate) mapped: Option<OwnedFd>,
+    /// A detached copy of the directory's mount with the sandbox's ids.
+    pub(crate) mapped_mount: Option<OwnedFd>,
     /// The paths to hide.
     pub(crate) hidden: Vec<hidden_paths::HiddenPath>,
     /// Whether a read-only bind mount may replace the overlay.
-    pub(crate) may_be_bound: bool,
+    pub(crate) may_be_bind_mount: bool,
 }
 
 /// All layers of a sandbox.
@@ -93,12 +94,12 @@ pub(crate) struct Layers {
     /// Links of the host's root, such as `bin -> usr/bin`.
     pub(crate) links: Vec<(PathBuf, PathBuf)>,
     /// The paths of trusted certificates.
-    pub(crate) trusted: Vec<trust::Entry>,
+    pub(crate) trusted: Vec<trust::TrustFile>,
     /// Warnings about missing protections.
     pub(crate) warnings: Vec<String>,
 }
 
-/// Checks the configured host paths; the error says why a path is rejected. `state` is the
+/// Checks the configured host paths; an error has the rejected path and the reason. `state` is the
 /// directory of sandboxes.
 pub(crate) fn check(
     system: &SystemConfig,
@@ -116,12 +117,15 @@ pub(crate) fn check(
 fn resolve_host_path(path: &Path, state: &Path) -> std::result::Result<PathBuf, String> {
     let found = resolve(path, state)?;
     for one in [path, &found] {
-        if NOT_WHOLE.iter().any(|whole| one == Path::new(whole)) {
+        if NOT_MOUNTABLE_AS_A_WHOLE
+            .iter()
+            .any(|whole| one == Path::new(whole))
+        {
             return Err(
                 "it cannot be exposed as a whole; list the directories that are needed".into(),
             );
         }
-        if let Some(never) = NEVER.iter().find(|never| one.starts_with(never)) {
+        if let Some(never) = NEVER_VISIBLE.iter().find(|never| one.starts_with(never)) {
             return Err(format!("nothing of {never} can be exposed"));
         }
     }
@@ -148,23 +152,23 @@ fn resolve(path: &Path, state: &Path) -> std::result::Result<PathBuf, String> {
     if !found.is_dir() {
         return Err("it is not a directory".into());
     }
-    // Characters with a meaning in overlay options.
-    let odd = |path: &Path| {
+    // These characters have a meaning in overlay options.
+    let has_special_character = |path: &Path| {
         let bytes = path.as_os_str().as_bytes();
         bytes
             .iter()
             .any(|byte| matches!(byte, b':' | b',' | b'\\' | b'\n'))
     };
-    if odd(path) || odd(&found) {
+    if has_special_character(path) || has_special_character(&found) {
         return Err("a path with ':', ',' or '\\' cannot be a layer".into());
     }
     // The gate's state directory is the parent of the sandboxes' directory.
-    let ours = state.canonicalize().unwrap_or_else(|_| state.to_owned());
-    let ours = ours.parent().unwrap_or(&ours);
-    if ours.starts_with(&found) || found.starts_with(ours) {
+    let state = state.canonicalize().unwrap_or_else(|_| state.to_owned());
+    let state = state.parent().unwrap_or(&state);
+    if state.starts_with(&found) || found.starts_with(state) {
         return Err(format!(
             "it contains, or is in, the gate's state directory {}",
-            ours.display()
+            state.display()
         ));
     }
     Ok(found)
@@ -175,7 +179,7 @@ fn is_world_readable(mode: &Permissions) -> bool {
 }
 
 /// Collects the layers. Runs in the launcher, with the host's rights, before init exists.
-pub(crate) fn gather(spec: &LaunchSpec) -> std::result::Result<Layers, StepError> {
+pub(crate) fn collect_layers(spec: &LaunchSpec) -> std::result::Result<Layers, StepError> {
     let mut all = Layers {
         rootfs: None,
         accounts: Default::default(),
@@ -189,43 +193,45 @@ pub(crate) fn gather(spec: &LaunchSpec) -> std::result::Result<Layers, StepError
     let resolved = |path: &Path, found: std::result::Result<PathBuf, String>| {
         found
             .map_err(Error::other)
-            .step(&format!("looking at {}", path.display()))
+            .step(&format!("stat of {}", path.display()))
     };
-    let looked_at = |inside: PathBuf, host: PathBuf| {
+    let make_layer = |inside: PathBuf, host: PathBuf| {
         let data = host.metadata();
-        let data = data.step(&format!("looking at {}", host.display()))?;
+        let data = data.step(&format!("stat of {}", host.display()))?;
         Ok(Layer::new(inside, host, &data, false))
     };
     match &system.rootfs {
         Some(tree) => {
             let host = resolved(tree, resolve(tree, state))?;
-            all.accounts = ["passwd", "group"].map(|name| read_plain(&host, name));
-            all.trusted = trust::gather(&host, system.root);
-            all.rootfs = Some(looked_at(PathBuf::new(), host)?);
+            all.accounts = ["passwd", "group"].map(|name| read_regular_file(&host, name));
+            all.trusted = trust::list_trust_files(&host, system.root);
+            all.rootfs = Some(make_layer(PathBuf::new(), host)?);
         }
         None => {
             all.add_system();
-            all.trusted = trust::gather(Path::new("/"), system.root);
+            all.trusted = trust::list_trust_files(Path::new("/"), system.root);
         }
     }
-    let mut asked = system.host_paths.clone();
-    asked.sort();
-    asked.dedup();
-    for path in &asked {
+    let mut host_paths = system.host_paths.clone();
+    host_paths.sort();
+    host_paths.dedup();
+    for path in &host_paths {
         let host = resolved(path, resolve_host_path(path, state))?;
         let inside = path.strip_prefix("/").unwrap_or(path).to_owned();
-        all.layers.push(looked_at(inside, host)?);
+        all.layers.push(make_layer(inside, host)?);
     }
     match spec.identity {
-        // An unmapped owner's files are protected by the kernel; root in the sandbox owns every
-        // mapped file, unless it has subordinate ids, which cannot be mapped to the host's files.
-        Identity::Range { lent, .. } if !system.root || lent.is_some() => {}
-        Identity::Range { .. } => all.hide(|_| Some((Path::new(""), SearchScope::Everywhere)))?,
+        // The kernel protects files of unmapped owners. Root in the sandbox could read every mapped
+        // file, but with subordinate ids no file of the host is mapped.
+        Identity::Range { subids, .. } if !system.root || subids.is_some() => {}
+        Identity::Range { .. } => {
+            all.find_hidden_paths(|_| Some((Path::new(""), SearchScope::Everywhere)))?;
+        }
         // With a single id, the operator's files are the agent's own.
         Identity::Single => {
-            let own = SearchScope::Of(nix::unistd::Uid::effective().as_raw());
-            all.hide(|layer| match layer.inside.to_str() {
-                _ if !layer.may_be_bound => Some((Path::new(""), SearchScope::Everywhere)),
+            let own = SearchScope::OwnedBy(nix::unistd::Uid::effective().as_raw());
+            all.find_hidden_paths(|layer| match layer.sandbox_path.to_str() {
+                _ if !layer.may_be_bind_mount => Some((Path::new(""), SearchScope::Everywhere)),
                 // Directories in which users install their own programs.
                 Some("opt") => Some((Path::new(""), own)),
                 Some("usr") => Some((Path::new("local"), own)),
@@ -234,15 +240,20 @@ pub(crate) fn gather(spec: &LaunchSpec) -> std::result::Result<Layers, StepError
         }
     }
     match spec.identity {
-        Identity::Range { first, lent: None } => {
-            if let Err(error) = all.map(first) {
+        Identity::Range {
+            first,
+            subids: None,
+        } => {
+            if let Err(error) = all.map_ids(first) {
                 all.warnings.push(format!(
                     "host files belong to the user 'nobody' inside, and --root cannot change them: \
                      this kernel or file system maps no ids ({error})"
                 ));
             }
         }
-        Identity::Range { lent: Some(_), .. } => all.warnings.push(
+        Identity::Range {
+            subids: Some(_), ..
+        } => all.warnings.push(
             "host files belong to the user 'nobody' inside, and --root cannot change them: that \
              takes a gate started by root"
                 .to_owned(),
@@ -252,8 +263,9 @@ pub(crate) fn gather(spec: &LaunchSpec) -> std::result::Result<Layers, StepError
     Ok(all)
 }
 
-/// Reads a file of a tree's `/etc`, unless it is a link. An unreadable file is empty.
-fn read_plain(tree: &Path, name: &str) -> String {
+/// Reads a file of a tree's `/etc`, unless the file or `/etc` is a link. Returns an empty text for
+/// an unreadable file.
+fn read_regular_file(tree: &Path, name: &str) -> String {
     let etc = tree.join("etc");
     let file = etc.join(name);
     let is = |path: &Path, kind: fn(&Metadata) -> bool| {
@@ -267,9 +279,12 @@ fn read_plain(tree: &Path, name: &str) -> String {
 }
 
 impl Layers {
+    /// Adds the system directories of the host.
     fn add_system(&mut self) {
-        let etc = ETC.iter().map(|name| Path::new("etc").join(name));
-        for inside in SYSTEM.iter().map(PathBuf::from).chain(etc) {
+        let etc = ETC_DIRECTORIES
+            .iter()
+            .map(|name| Path::new("etc").join(name));
+        for inside in SYSTEM_DIRECTORIES.iter().map(PathBuf::from).chain(etc) {
             let host = Path::new("/").join(&inside);
             let Ok(found) = host.symlink_metadata() else {
                 continue;
@@ -284,15 +299,17 @@ impl Layers {
         }
     }
 
-    fn hide(
+    /// Searches the layers for paths to hide; `wanted` returns the part and the scope of the
+    /// search.
+    fn find_hidden_paths(
         &mut self,
         wanted: impl Fn(&Layer) -> Option<(&'static Path, SearchScope)>,
     ) -> std::result::Result<(), StepError> {
         for layer in &mut self.layers {
-            let Some((part, places)) = wanted(layer) else {
+            let Some((part, scope)) = wanted(layer) else {
                 continue;
             };
-            layer.hidden = hidden_paths::find(&layer.host, part, places).step(&format!(
+            layer.hidden = hidden_paths::find(&layer.host, part, scope).step(&format!(
                 "searching for files that others may not read in {}",
                 layer.host.display()
             ))?;
@@ -300,76 +317,85 @@ impl Layers {
         Ok(())
     }
 
-    fn map(&mut self, first: u32) -> Result<()> {
-        let system = [(0, 0, PEOPLE), (PEOPLE, PEOPLE_INSIDE, MAX_PEOPLE)];
-        let namespace = make_map(first, &system)?;
+    /// Creates mounts of the layers whose ids are mapped to the range that starts at `first`.
+    fn map_ids(&mut self, first: u32) -> Result<()> {
+        let system = [
+            (0, 0, FIRST_USER_ID),
+            (FIRST_USER_ID, FIRST_USER_ID_INSIDE, MAX_USER_IDS),
+        ];
+        let namespace = create_id_mapping_namespace(first, &system)?;
         for layer in &mut self.layers {
-            layer.mapped = Some(copy_mount(&layer.host, namespace.as_fd())?);
+            layer.mapped_mount = Some(copy_mount(&layer.host, namespace.as_fd())?);
         }
         if let Some(tree) = &mut self.rootfs {
-            let namespace = make_map(first, &[(0, 0, identity::RANGE)])?;
-            tree.mapped = Some(copy_mount(&tree.host, namespace.as_fd())?);
+            let namespace = create_id_mapping_namespace(first, &[(0, 0, identity::IDS_IN_RANGE)])?;
+            tree.mapped_mount = Some(copy_mount(&tree.host, namespace.as_fd())?);
         }
         Ok(())
     }
 }
 
 impl Layer {
-    fn new(inside: PathBuf, host: PathBuf, data: &Metadata, may_be_bound: bool) -> Self {
+    fn new(sandbox_path: PathBuf, host: PathBuf, data: &Metadata, may_be_bind_mount: bool) -> Self {
         Self {
-            inside,
+            sandbox_path,
             host,
             mode: data.mode() & 0o777,
             owner: (data.uid(), data.gid()),
-            mapped: None,
+            mapped_mount: None,
             hidden: Vec::new(),
-            may_be_bound,
+            may_be_bind_mount,
         }
     }
 
     /// An empty layer; `host` is an empty directory.
-    pub(crate) fn empty(inside: &Path, host: &str) -> Self {
+    pub(crate) fn empty(sandbox_path: &Path, host: &str) -> Self {
         Self {
-            inside: inside.to_owned(),
+            sandbox_path: sandbox_path.to_owned(),
             host: host.into(),
             mode: 0o755,
             owner: (0, 0),
-            mapped: None,
+            mapped_mount: None,
             hidden: Vec::new(),
-            may_be_bound: true,
+            may_be_bind_mount: true,
         }
     }
 
-    /// The name of its upper directory, which is stable.
+    /// The name of the layer's upper directory, which every start uses again.
     pub(crate) fn name(&self) -> String {
-        if self.may_be_bound {
-            self.inside.to_string_lossy().replace('/', "-")
+        if self.may_be_bind_mount {
+            self.sandbox_path.to_string_lossy().replace('/', "-")
         } else {
-            format!("host-{}", super::path_hash(&self.inside))
+            format!("host-{}", super::path_hash(&self.sandbox_path))
         }
     }
 }
 
-const PEOPLE: u32 = 1000;
-const PEOPLE_INSIDE: u32 = 20_000;
-const MAX_PEOPLE: u32 = 44_000;
+/// The first id of ordinary users on the host.
+const FIRST_USER_ID: u32 = 1000;
+/// The id in the sandbox to which the first user of the host is mapped.
+const FIRST_USER_ID_INSIDE: u32 = 20_000;
+/// Maximum number of mapped ids of users.
+const MAX_USER_IDS: u32 = 44_000;
 
-/// The owner in the sandbox of a layer's file.
+/// Returns the id in the sandbox of a layer's file that has the id `on_disk` on the host.
 pub(crate) fn id_inside(on_disk: u32) -> Option<u32> {
     match on_disk {
-        0..PEOPLE => Some(on_disk),
-        _ if on_disk < PEOPLE + MAX_PEOPLE => Some(on_disk - PEOPLE + PEOPLE_INSIDE),
+        0..FIRST_USER_ID => Some(on_disk),
+        _ if on_disk < FIRST_USER_ID + MAX_USER_IDS => {
+            Some(on_disk - FIRST_USER_ID + FIRST_USER_ID_INSIDE)
+        }
         _ => None,
     }
 }
 
 /// Creates a user namespace that only maps ids on disk to the sandbox's ids.
-fn make_map(first: u32, parts: &[(u32, u32, u32)]) -> Result<OwnedFd> {
+fn create_id_mapping_namespace(first: u32, parts: &[(u32, u32, u32)]) -> Result<OwnedFd> {
     let launcher = nix::unistd::getpid();
     let Some(child) = launch::clone_into(libc::CLONE_NEWUSER, None)? else {
         // The child holds the launcher's lock and must not outlive the launcher.
-        let tied = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_ok();
-        while tied && nix::unistd::getppid() == launcher {
+        let dies_with_launcher = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_ok();
+        while dies_with_launcher && nix::unistd::getppid() == launcher {
             nix::unistd::pause();
         }
         std::process::exit(1);
@@ -387,13 +413,13 @@ fn make_map(first: u32, parts: &[(u32, u32, u32)]) -> Result<OwnedFd> {
     Ok(made?.into())
 }
 
-fn text(path: &Path) -> Result<CString> {
+fn c_path(path: &Path) -> Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
 /// Creates a detached copy of a directory's mount, with ids mapped by the namespace.
 fn copy_mount(path: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let path = text(path)?;
+    let path = c_path(path)?;
     // SAFETY: the path is a C string that outlives the call; the result is checked.
     let fd = unsafe {
         libc::syscall(
@@ -407,7 +433,7 @@ fn copy_mount(path: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
         return Err(Error::last_os_error());
     }
     let fd = i32::try_from(fd).map_err(Error::other)?;
-    // SAFETY: the kernel has just made it, for us alone.
+    // SAFETY: the kernel returned a new descriptor, which has no other owner.
     let mount = unsafe { OwnedFd::from_raw_fd(fd) };
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
@@ -433,10 +459,11 @@ fn copy_mount(path: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
     }
 }
 
-/// Attaches such a copy. Runs in init, whose mounts they become.
+/// Attaches a mount that `copy_mount` created. Runs in init, so that the mount belongs to init's
+/// mount namespace.
 pub(crate) fn attach(mount: &OwnedFd, at: &Path) -> Result<()> {
     const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
-    let (nothing, at): (&CStr, CString) = (c"", text(at)?);
+    let (nothing, at): (&CStr, CString) = (c"", c_path(at)?);
     // SAFETY: both paths are C strings that outlive the call.
     let result = unsafe {
         libc::syscall(
@@ -468,7 +495,7 @@ mod tests {
         std::fs::set_permissions(at("closed"), Permissions::from_mode(0o750)).unwrap();
         std::fs::write(at("file"), "").unwrap();
         std::os::unix::fs::symlink(at("open"), at("link")).unwrap();
-        std::os::unix::fs::symlink("/proc", at("sly")).unwrap();
+        std::os::unix::fs::symlink("/proc", at("to-proc")).unwrap();
         let state = at("state/sandboxes");
         let resolved = |path: &Path| resolve_host_path(path, &state);
         for (path, why) in [
@@ -479,7 +506,7 @@ mod tests {
             (PathBuf::from("/proc/self"), "nothing of /proc can"),
             (PathBuf::from("/sys"), "nothing of /sys can"),
             (PathBuf::from("/dev/shm"), "nothing of /dev can"),
-            (at("sly"), "nothing of /proc can"),
+            (at("to-proc"), "nothing of /proc can"),
             (at("state"), "the gate's state directory"),
             (state.clone(), "the gate's state directory"),
             (place.path().to_owned(), "the gate's state directory"),
@@ -499,7 +526,7 @@ mod tests {
         for id in [0, 33, 999, 1000, 1001, 44_999] {
             let inside = id_inside(id).unwrap();
             assert_ne!(inside, identity::AGENT_UID);
-            assert!(inside < identity::RANGE);
+            assert!(inside < identity::IDS_IN_RANGE);
         }
         assert_eq!(id_inside(45_000), None);
         assert_eq!(id_inside(65_534), None);

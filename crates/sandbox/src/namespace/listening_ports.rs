@@ -15,7 +15,7 @@ const MAX_PORTS: usize = 4096;
 const TCP_LISTEN: &str = "0A";
 
 /// The listening ports of this process's network namespace, which is the agent's.
-pub(crate) fn listening(proc: &OwnedFd) -> Result<Vec<u16>> {
+pub(crate) fn list_listening_ports(proc: &OwnedFd) -> Result<Vec<u16>> {
     let mut ports = BTreeSet::new();
     for table in ["self/net/tcp", "self/net/tcp6"] {
         let file = match openat(proc, table, OFlag::O_CLOEXEC, Mode::empty()) {
@@ -24,14 +24,14 @@ pub(crate) fn listening(proc: &OwnedFd) -> Result<Vec<u16>> {
             other => std::fs::File::from(other?),
         };
         for line in BufReader::new(file).lines() {
-            ports.extend(port(&line?));
+            ports.extend(parse_listening_port(&line?));
         }
     }
     Ok(ports.into_iter().take(MAX_PORTS).collect())
 }
 
 /// Parses the port of a line about a listening socket.
-fn port(line: &str) -> Option<u16> {
+fn parse_listening_port(line: &str) -> Option<u16> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (own, _, state) = (fields.next()?, fields.next()?, fields.next()?);
     let (_, port) = own.rsplit_once(':')?;
@@ -57,7 +57,7 @@ mod tests {
             ),
             ("", None),
         ] {
-            assert_eq!(port(line), wanted, "{line}");
+            assert_eq!(parse_listening_port(line), wanted, "{line}");
         }
     }
 }

@@ -20,13 +20,15 @@ pub(super) fn open_lock(path: &Path) -> std::io::Result<File> {
         .open(path)
 }
 
+/// Takes a lock, and waits while another process holds it.
 pub(super) fn lock(path: &Path) -> Result<Flock<File>, SandboxError> {
     let take = || {
         loop {
             let locked = Flock::lock(open_lock(path)?, FlockArg::LockExclusive)
                 .map_err(|(_, errno)| Error::from(errno))?;
-            // The previous holder may have removed the file, and another may exist under its name.
-            if is_at(&locked, path)? {
+            // The previous holder may have removed the file, and another file may exist at the
+            // path.
+            if is_file_at(&locked, path)? {
                 return Ok(locked);
             }
         }
@@ -35,9 +37,9 @@ pub(super) fn lock(path: &Path) -> Result<Flock<File>, SandboxError> {
 }
 
 /// Whether the path still names this file.
-pub(super) fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
-    let (held, there) = (file.metadata()?, path.metadata());
-    Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())))
+pub(super) fn is_file_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let (held, current) = (file.metadata()?, path.metadata());
+    Ok(current.is_ok_and(|current| (current.dev(), current.ino()) == (held.dev(), held.ino())))
 }
 
 /// Tries to take a lock; `None` if it is held.

@@ -1,7 +1,7 @@
 //! The rtnetlink messages that connect two network namespaces.
 //!
-//! Written by hand: a few fixed messages, sent once, before the agent exists. Layouts are those of
-//! `linux/netlink.h`, `linux/rtnetlink.h` and `linux/if_link.h`.
+//! This module encodes the messages without a library, because they are few, fixed and sent only
+//! once. Layouts are those of `linux/netlink.h`, `linux/rtnetlink.h` and `linux/if_link.h`.
 
 use std::io::{Error, Result};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ const NLM_F_ACK: u16 = 4;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_EXCL: u16 = 0x200;
 const NLMSG_ERROR: u16 = 2;
-const HEADER: usize = 16;
+const HEADER_BYTES: usize = 16;
 
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
@@ -51,7 +51,7 @@ pub(crate) struct Netlink {
 }
 
 impl Netlink {
-    /// Opens one in the current network namespace.
+    /// Opens a socket in the current network namespace.
     pub(crate) fn open() -> Result<Self> {
         let socket = socket(
             AddressFamily::Netlink,
@@ -65,51 +65,52 @@ impl Netlink {
         })
     }
 
-    /// Creates a veth pair: `name` here, `peer` in the namespace `other`.
+    /// Creates a veth pair: `name` in this namespace, and `peer` in the namespace `other`.
     pub(crate) fn add_pair(&mut self, name: &str, peer: &str, other: BorrowedFd<'_>) -> Result<()> {
-        let mut body = link(0, 0, 0);
-        attribute(&mut body, IFLA_IFNAME, &text(name));
-        let mut far = link(0, 0, 0);
-        attribute(&mut far, IFLA_IFNAME, &text(peer));
-        attribute(&mut far, IFLA_NET_NS_FD, &other.as_raw_fd().to_ne_bytes());
+        let mut body = link_message(0, 0, 0);
+        append_attribute(&mut body, IFLA_IFNAME, &c_name(name));
+        let mut far = link_message(0, 0, 0);
+        append_attribute(&mut far, IFLA_IFNAME, &c_name(peer));
+        append_attribute(&mut far, IFLA_NET_NS_FD, &other.as_raw_fd().to_ne_bytes());
         let mut data = Vec::new();
-        attribute(&mut data, VETH_INFO_PEER, &far);
+        append_attribute(&mut data, VETH_INFO_PEER, &far);
         let mut info = Vec::new();
-        attribute(&mut info, IFLA_INFO_KIND, b"veth");
-        attribute(&mut info, IFLA_INFO_DATA, &data);
-        attribute(&mut body, IFLA_LINKINFO, &info);
+        append_attribute(&mut info, IFLA_INFO_KIND, b"veth");
+        append_attribute(&mut info, IFLA_INFO_DATA, &data);
+        append_attribute(&mut body, IFLA_LINKINFO, &info);
         self.request(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
     /// The index of a link.
-    pub(crate) fn index(&mut self, name: &str) -> Result<i32> {
-        let mut body = link(0, 0, 0);
-        attribute(&mut body, IFLA_IFNAME, &text(name));
+    pub(crate) fn link_index(&mut self, name: &str) -> Result<i32> {
+        let mut body = link_message(0, 0, 0);
+        append_attribute(&mut body, IFLA_IFNAME, &c_name(name));
         let answer = self.exchange(libc::RTM_GETLINK, 0, &body)?;
-        number(&answer, HEADER + 4).ok_or_else(|| Error::other("a link without an index"))
+        read_i32(&answer, HEADER_BYTES + 4)
+            .ok_or_else(|| Error::other("netlink returned a link without an index"))
     }
 
     /// Sets a link up.
-    pub(crate) fn up(&mut self, index: i32) -> Result<()> {
+    pub(crate) fn set_up(&mut self, index: i32) -> Result<()> {
         let up = libc::IFF_UP.cast_unsigned();
-        self.request(libc::RTM_NEWLINK, 0, &link(index, up, up))
+        self.request(libc::RTM_NEWLINK, 0, &link_message(index, up, up))
     }
 
     /// Adds an address to a link, usable at once.
     pub(crate) fn add_address(&mut self, index: i32, address: IpAddr) -> Result<()> {
         let bytes = octets(address);
         let flags = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
-        let mut body = vec![family(address), full_length(address), flags, 0];
+        let mut body = vec![family(address), host_prefix_length(address), flags, 0];
         body.extend(index.to_ne_bytes());
-        attribute(&mut body, IFA_LOCAL, &bytes);
-        attribute(&mut body, IFA_ADDRESS, &bytes);
+        append_attribute(&mut body, IFA_LOCAL, &bytes);
+        append_attribute(&mut body, IFA_ADDRESS, &bytes);
         self.request(libc::RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
-    /// Adds a route over a link. `like` selects the address family.
-    pub(crate) fn add_route(&mut self, index: i32, route: Route, like: IpAddr) -> Result<()> {
-        // The exception is in the table `local` too, which is consulted first: the longest prefix
-        // wins within a table, not between tables.
+    /// Adds a route over a link. The route has the address family of `family_of`.
+    pub(crate) fn add_route(&mut self, index: i32, route: Route, family_of: IpAddr) -> Result<()> {
+        // The exception is in the table `local`, too, because that table is consulted first: the
+        // longest prefix wins within a table, not between tables.
         let (length, table, scope, kind) = match route {
             Route::EverythingIsLocal => (
                 0,
@@ -118,13 +119,13 @@ impl Netlink {
                 libc::RTN_LOCAL,
             ),
             Route::Except(address) => (
-                full_length(address),
+                host_prefix_length(address),
                 libc::RT_TABLE_LOCAL,
                 libc::RT_SCOPE_LINK,
                 libc::RTN_UNICAST,
             ),
             Route::Neighbour(address) => (
-                full_length(address),
+                host_prefix_length(address),
                 libc::RT_TABLE_MAIN,
                 libc::RT_SCOPE_LINK,
                 libc::RTN_UNICAST,
@@ -137,7 +138,7 @@ impl Netlink {
             ),
         };
         let mut body = vec![
-            family(like),
+            family(family_of),
             length,
             0,
             0,
@@ -150,13 +151,13 @@ impl Netlink {
         match route {
             Route::EverythingIsLocal => {}
             Route::Except(address) | Route::Neighbour(address) => {
-                attribute(&mut body, RTA_DST, &octets(address));
+                append_attribute(&mut body, RTA_DST, &octets(address));
             }
             Route::DefaultVia(address) => {
-                attribute(&mut body, RTA_GATEWAY, &octets(address));
+                append_attribute(&mut body, RTA_GATEWAY, &octets(address));
             }
         }
-        attribute(&mut body, RTA_OIF, &index.to_ne_bytes());
+        append_attribute(&mut body, RTA_OIF, &index.to_ne_bytes());
         self.request(libc::RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
@@ -167,9 +168,9 @@ impl Netlink {
     /// Sends a message and receives the answer; a refusal is an error.
     fn exchange(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<Vec<u8>> {
         self.sequence += 1;
-        let mut message = Vec::with_capacity(HEADER + body.len());
-        let length = u32::try_from(HEADER + body.len()).map_err(Error::other)?;
-        message.extend(length.to_ne_bytes());
+        let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
+        let message_length = u32::try_from(HEADER_BYTES + body.len()).map_err(Error::other)?;
+        message.extend(message_length.to_ne_bytes());
         message.extend(kind.to_ne_bytes());
         message.extend((flags | NLM_F_REQUEST).to_ne_bytes());
         message.extend(self.sequence.to_ne_bytes());
@@ -177,17 +178,17 @@ impl Netlink {
         message.extend(body);
         send(self.socket.as_raw_fd(), &message, MsgFlags::empty())?;
         let mut answer = vec![0; 16 << 10];
-        let got = recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-        answer.truncate(got);
+        let length = recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+        answer.truncate(length);
         let kind = answer
             .get(4..6)
             .and_then(|bytes| bytes.try_into().ok())
             .map(u16::from_ne_bytes);
         if kind == Some(NLMSG_ERROR) {
-            match number(&answer, HEADER) {
+            match read_i32(&answer, HEADER_BYTES) {
                 Some(0) => {}
                 Some(errno) => return Err(Error::from_raw_os_error(errno.wrapping_neg())),
-                None => return Err(Error::other("a short answer from netlink")),
+                None => return Err(Error::other("netlink sent a truncated answer")),
             }
         }
         Ok(answer)
@@ -196,7 +197,8 @@ impl Netlink {
 
 /// The namespace this thread is in, as a descriptor.
 pub(crate) fn this_namespace() -> Result<OwnedFd> {
-    // SAFETY: the path is a constant with its NUL; the result is checked before it is owned.
+    // SAFETY: the path is a constant with its NUL; the result is checked before it becomes an
+    // `OwnedFd`.
     let fd = unsafe {
         libc::open(
             c"/proc/self/ns/net".as_ptr(),
@@ -206,12 +208,12 @@ pub(crate) fn this_namespace() -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: `open` has just made it, for us alone.
+    // SAFETY: `open` returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// `struct ifinfomsg`.
-fn link(index: i32, flags: u32, change: u32) -> Vec<u8> {
+fn link_message(index: i32, flags: u32, change: u32) -> Vec<u8> {
     let mut body = vec![0; 4];
     body.extend(index.to_ne_bytes());
     body.extend(flags.to_ne_bytes());
@@ -219,8 +221,8 @@ fn link(index: i32, flags: u32, change: u32) -> Vec<u8> {
     body
 }
 
-/// Appends an attribute; both sides of it are aligned to four bytes.
-fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+/// Appends an attribute, padded to a multiple of four bytes.
+fn append_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
     body.extend(length.to_ne_bytes());
     body.extend(kind.to_ne_bytes());
@@ -228,7 +230,7 @@ fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-fn text(name: &str) -> Vec<u8> {
+fn c_name(name: &str) -> Vec<u8> {
     let mut bytes = name.as_bytes().to_vec();
     bytes.push(0);
     bytes
@@ -250,11 +252,11 @@ fn family(address: IpAddr) -> u8 {
     u8::try_from(family).unwrap_or_default()
 }
 
-fn full_length(address: IpAddr) -> u8 {
+fn host_prefix_length(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-fn number(bytes: &[u8], at: usize) -> Option<i32> {
+fn read_i32(bytes: &[u8], at: usize) -> Option<i32> {
     let bytes = bytes.get(at..at + 4)?.try_into().ok()?;
     Some(i32::from_ne_bytes(bytes))
 }
@@ -266,10 +268,10 @@ mod tests {
     #[test]
     fn attributes_carry_their_true_length_and_end_on_four_bytes() {
         let mut body = Vec::new();
-        attribute(&mut body, IFLA_IFNAME, &text("lo"));
+        append_attribute(&mut body, IFLA_IFNAME, &c_name("lo"));
         assert_eq!(body.len(), 8);
         assert_eq!(body[..2], 7_u16.to_ne_bytes());
-        attribute(&mut body, IFLA_INFO_KIND, b"veth");
+        append_attribute(&mut body, IFLA_INFO_KIND, b"veth");
         assert_eq!(body.len(), 16);
     }
 }

@@ -26,12 +26,14 @@ use super::closed_ports;
 use super::netlink::{Netlink, Route, this_namespace};
 use crate::contract::{GatePorts, ListenerTransport};
 
-/// 192.0.0.0/29 is for the two ends of one link and never routed (RFC 7335).
-const GATE: [IpAddr; 2] = [
+/// The gate's addresses on the link. 192.0.0.0/29 is reserved for such links and never routed (RFC
+/// 7335).
+const GATE_ADDRESSES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfd70, 0x616c, 0x6973, 0, 0, 0, 0, 1)),
 ];
-const AGENT: [IpAddr; 2] = [
+/// The agent's addresses on the link.
+const AGENT_ADDRESSES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 2)),
     IpAddr::V6(Ipv6Addr::new(0xfd70, 0x616c, 0x6973, 0, 0, 0, 0, 2)),
 ];
@@ -41,33 +43,33 @@ pub(crate) type GateSocket = (ListenerTransport, SocketAddr, OwnedFd);
 
 /// Configures both namespaces. The caller is in a new network namespace, which becomes the gate's,
 /// and is in the agent's afterwards.
-pub(crate) fn build(ports: &GatePorts) -> Result<Vec<GateSocket>> {
+pub(crate) fn configure(ports: &GatePorts) -> Result<Vec<GateSocket>> {
     let mut gate = Netlink::open()?;
     let gate_namespace = this_namespace()?;
     let gate_sockets = open_gate_sockets(ports)?;
-    let lo = gate.index("lo")?;
-    gate.up(lo)?;
+    let lo = gate.link_index("lo")?;
+    gate.set_up(lo)?;
 
     unshare(CloneFlags::CLONE_NEWNET)?;
     let mut agent = Netlink::open()?;
-    let agent_lo = agent.index("lo")?;
-    agent.up(agent_lo)?;
+    let agent_lo = agent.link_index("lo")?;
+    agent.set_up(agent_lo)?;
     agent.add_pair("eth0", "gate", gate_namespace.as_fd())?;
-    let near = agent.index("eth0")?;
-    let far = gate.index("gate")?;
-    agent.up(near)?;
-    gate.up(far)?;
+    let agent_link = agent.link_index("eth0")?;
+    let gate_link = gate.link_index("gate")?;
+    agent.set_up(agent_link)?;
+    gate.set_up(gate_link)?;
 
-    for (ours, its) in GATE.into_iter().zip(AGENT) {
-        if ours.is_ipv6() && !has_ipv6() {
+    for (gate_address, agent_address) in GATE_ADDRESSES.into_iter().zip(AGENT_ADDRESSES) {
+        if gate_address.is_ipv6() && !has_ipv6() {
             continue;
         }
-        gate.add_address(far, ours)?;
-        agent.add_address(near, its)?;
-        gate.add_route(far, Route::Except(its), its)?;
-        gate.add_route(lo, Route::EverythingIsLocal, ours)?;
-        agent.add_route(near, Route::Neighbour(ours), ours)?;
-        agent.add_route(near, Route::DefaultVia(ours), ours)?;
+        gate.add_address(gate_link, gate_address)?;
+        agent.add_address(agent_link, agent_address)?;
+        gate.add_route(gate_link, Route::Except(agent_address), agent_address)?;
+        gate.add_route(lo, Route::EverythingIsLocal, gate_address)?;
+        agent.add_route(agent_link, Route::Neighbour(gate_address), gate_address)?;
+        agent.add_route(agent_link, Route::DefaultVia(gate_address), gate_address)?;
     }
     // The agent has no capabilities, and its localhost is private: it may use every port.
     std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
@@ -128,7 +130,7 @@ fn open_gate_socket(transport: ListenerTransport, address: SocketAddr) -> Result
         (_, true) => setsockopt(&gate_socket, sockopt::Ipv4PacketInfo, &true)?,
         (_, false) => {
             setsockopt(&gate_socket, sockopt::Ipv6RecvPacketInfo, &true)?;
-            // Needed to answer from an address that is local by route only.
+            // With this option the gate can answer from an address that is local only by its route.
             set_ipv6_freebind(&gate_socket)?;
         }
     }

@@ -67,14 +67,14 @@ pub(crate) fn receive<T: DeserializeOwned>(
     let (length, truncated, descriptors) = {
         let mut parts = [IoSliceMut::new(&mut bytes)];
         let mut was_reset = false;
-        let got = loop {
+        let received = loop {
             match recvmsg::<()>(
                 socket.as_raw_fd(),
                 &mut parts,
                 Some(&mut control),
                 MsgFlags::MSG_CMSG_CLOEXEC,
             ) {
-                Ok(got) => break got,
+                Ok(received) => break received,
                 Err(Errno::EINTR) => {}
                 // ECONNRESET is reported once if the peer closed without reading everything; its
                 // last messages follow.
@@ -84,20 +84,20 @@ pub(crate) fn receive<T: DeserializeOwned>(
             }
         };
         let mut descriptors = Vec::new();
-        for message in got.cmsgs()? {
+        for message in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(list) = message {
-                // SAFETY: the kernel has just put these descriptors into our table; no other
-                // code knows their numbers.
+                // SAFETY: the kernel has just added these descriptors to this process's table; no
+                // other code uses them.
                 descriptors.extend(
                     list.into_iter()
                         .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
                 );
             }
         }
-        let truncated = got
+        let truncated = received
             .flags
             .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
-        (got.bytes, truncated, descriptors)
+        (received.bytes, truncated, descriptors)
     };
     if length == 0 {
         return Ok(None);
@@ -140,8 +140,8 @@ mod tests {
         let word = "x".repeat(100_000);
         enlarge_buffers(&one).unwrap();
         send(one.as_fd(), &word, &[one.as_fd(), other.as_fd()]).unwrap();
-        let (got, descriptors) = receive::<String>(other.as_fd()).unwrap().unwrap();
-        assert_eq!((got, descriptors.len()), (word, 2));
+        let (received, descriptors) = receive::<String>(other.as_fd()).unwrap().unwrap();
+        assert_eq!((received, descriptors.len()), (word, 2));
     }
 
     #[test]

@@ -33,8 +33,8 @@ pub(crate) enum Work {
 ///
 /// The command's parent is a subreaper, a child of init that adopts the orphans of the command: its
 /// descendants are the command's process tree, also those that left their session and lost their
-/// parents. It reports the command's process and, at its exit, the code; it exits after the last
-/// process of the tree.
+/// parents. The subreaper reports the command's process and, when the command exits, its exit code.
+/// The subreaper exits after the last process of the tree.
 pub(crate) struct Job {
     subreaper: Pid,
     status_pipe: std::fs::File,
@@ -49,7 +49,7 @@ pub(crate) struct Job {
 const WORKSPACE: &CStr = c"/workspace";
 
 /// How a command ended.
-pub(crate) enum End {
+pub(crate) enum JobEnd {
     /// The command could not be executed.
     Failed { step: String, reason: String },
     /// The command exited with this code.
@@ -63,13 +63,13 @@ impl Job {
     }
 
     /// Reads the subreaper's status; returns the end of the command, if it has ended.
-    pub(crate) fn read_status(&mut self) -> Option<End> {
-        let mut words = [0; 8];
-        match self.status_pipe.read(&mut words) {
+    pub(crate) fn read_status(&mut self) -> Option<JobEnd> {
+        let mut bytes = [0; 8];
+        match self.status_pipe.read(&mut bytes) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
             // The subreaper was killed, so the command's exit is unknown.
-            Ok(0) | Err(_) => return Some(End::Exited(128 + libc::SIGKILL)),
-            Ok(length) => self.received.extend_from_slice(words.get(..length)?),
+            Ok(0) | Err(_) => return Some(JobEnd::Exited(128 + libc::SIGKILL)),
+            Ok(length) => self.received.extend_from_slice(bytes.get(..length)?),
         }
         self.send_pending_signals();
         let code = read_i32(&self.received, 4)?;
@@ -77,11 +77,11 @@ impl Job {
         // The command has exited, so the write end is closed.
         let read = self.error_pipe.read_to_string(&mut text);
         Some(match text.split_once('\0') {
-            Some((step, errno)) if read.is_ok() => End::Failed {
+            Some((step, errno)) if read.is_ok() => JobEnd::Failed {
                 step: step.to_owned(),
                 reason: Error::from_raw_os_error(errno.parse().unwrap_or(libc::EIO)).to_string(),
             },
-            _ => End::Exited(code),
+            _ => JobEnd::Exited(code),
         })
     }
 
@@ -96,11 +96,12 @@ impl Job {
         }
     }
 
-    /// The command's process, once the subreaper has reported it. Its exit is not consumed.
+    /// Returns the command's process; `None` before the subreaper has reported it. A reported exit
+    /// is not consumed.
     pub(crate) fn command(&mut self) -> Option<Pid> {
-        let mut word = [0; 4];
-        let missing = word.len().saturating_sub(self.received.len());
-        if let Some(rest) = word.get_mut(..missing)
+        let mut number = [0; 4];
+        let missing = number.len().saturating_sub(self.received.len());
+        if let Some(rest) = number.get_mut(..missing)
             && let Ok(length) = self.status_pipe.read(rest)
         {
             self.received.extend_from_slice(rest.get(..length)?);
@@ -131,9 +132,9 @@ fn signal_group(command: i32, signal: Signal) {
     }
 }
 
-fn read_i32(words: &[u8], at: usize) -> Option<i32> {
-    let word = words.get(at..at + 4)?.try_into().ok()?;
-    Some(i32::from_ne_bytes(word))
+fn read_i32(bytes: &[u8], at: usize) -> Option<i32> {
+    let number = bytes.get(at..at + 4)?.try_into().ok()?;
+    Some(i32::from_ne_bytes(number))
 }
 
 /// Starts a process as the agent with these standard streams. Returns the client's ends.
@@ -156,21 +157,26 @@ pub(crate) fn spawn(
                 pending_signals: Vec::new(),
                 error_pipe: error_pipe.into(),
             };
-            Ok((job, stdio.outside))
+            Ok((job, stdio.caller_ends))
         }
         ForkResult::Child => {
             let _ = prctl::set_child_subreaper(true);
-            // SAFETY: as above.
+            // SAFETY: this process has one thread, so the child may do whatever the parent may.
             match unsafe { fork() } {
                 Ok(ForkResult::Child) => {
-                    let error =
-                        match drop_privileges(work, &stdio.inside, &error_writer, agent, filters) {
-                            Ok(()) => match work {
-                                Work::AgentTask(task) => exit_now(task.run()),
-                                Work::Command(args) => exec_command(args),
-                            },
-                            Err(error) => error,
-                        };
+                    let error = match drop_privileges(
+                        work,
+                        &stdio.child_ends,
+                        &error_writer,
+                        agent,
+                        filters,
+                    ) {
+                        Ok(()) => match work {
+                            Work::AgentTask(task) => exit_now(task.run()),
+                            Work::Command(args) => exec_command(args),
+                        },
+                        Err(error) => error,
+                    };
                     write_error(error_writer, &error);
                     exit_now(127)
                 }
@@ -180,8 +186,8 @@ pub(crate) fn spawn(
                     let step =
                         "creating a process (the sandbox may be at its process limit)".to_owned();
                     write_error(error_writer, &StepError { step, source });
-                    let words = [0_i32.to_ne_bytes(), 127_i32.to_ne_bytes()].concat();
-                    let _ = std::fs::File::from(status_writer).write_all(&words);
+                    let bytes = [0_i32.to_ne_bytes(), 127_i32.to_ne_bytes()].concat();
+                    let _ = std::fs::File::from(status_writer).write_all(&bytes);
                     exit_now(127)
                 }
             }
@@ -192,13 +198,13 @@ pub(crate) fn spawn(
 /// Writes an error report, which fits the pipe's buffer.
 fn write_error(error_writer: OwnedFd, error: &StepError) {
     let errno = error.source.raw_os_error().unwrap_or(libc::EIO);
-    let words = format!("{}\0{errno}", error.step);
-    let _ = std::fs::File::from(error_writer).write_all(words.as_bytes());
+    let bytes = format!("{}\0{errno}", error.step);
+    let _ = std::fs::File::from(error_writer).write_all(bytes.as_bytes());
 }
 
 /// Exits a forked process without running the parent's exit handlers.
 fn exit_now(code: i32) -> ! {
-    // SAFETY: ends the process; nothing is used afterwards.
+    // SAFETY: the call ends the process.
     unsafe { libc::_exit(code) }
 }
 
@@ -230,10 +236,10 @@ fn run_subreaper(command: Pid, status_writer: OwnedFd) -> ! {
     }
 }
 
-/// In the child: drops all rights that the agent must not have.
+/// Runs in the child: drops all rights that the agent must not have.
 fn drop_privileges(
     work: &Work,
-    inside: &[OwnedFd],
+    child_ends: &[OwnedFd],
     error_writer: &OwnedFd,
     agent: Account,
     filters: &Filters,
@@ -243,11 +249,12 @@ fn drop_privileges(
         Work::AgentTask(_) => (WORKSPACE, false),
     };
     setsid().step("creating a session")?;
-    for (place, end) in (0..).zip(inside) {
-        replace(end, place).step("connecting input and output")?;
+    for (descriptor, end) in (0..).zip(child_ends) {
+        replace(end, descriptor).step("connecting input and output")?;
     }
     if terminal {
-        // SAFETY: the terminal at 0 becomes this new session's own; no memory is involved.
+        // SAFETY: the terminal at descriptor 0 becomes the controlling terminal of the new session;
+        // the call accesses no memory.
         let result = unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) };
         (result == 0)
             .then_some(())
@@ -272,20 +279,20 @@ fn drop_privileges(
         .step("installing the system call filters")
 }
 
-/// In the child, as the agent: executes the command, or returns the error.
+/// Runs in the child as the agent: executes the command, or returns the error.
 fn exec_command(args: &ExecArgs) -> StepError {
-    let mut refusal = Errno::ENOENT;
+    let mut last_error = Errno::ENOENT;
     for program in &args.candidates {
         let Err(errno) = execve(program, &args.argv, &args.environment);
-        // As execvp: the error of a file that cannot be executed is remembered, and the search
+        // As in execvp(3), the error of a file that cannot be executed is kept, and the search
         // continues.
         if !matches!(errno, Errno::ENOENT | Errno::ENOTDIR) {
-            refusal = errno;
+            last_error = errno;
         }
     }
     StepError {
         step: "running it".to_owned(),
-        source: refusal.into(),
+        source: last_error.into(),
     }
 }
 
@@ -293,7 +300,7 @@ fn exec_command(args: &ExecArgs) -> StepError {
 /// neither.
 fn reset_signals() -> nix::Result<()> {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default action is no function of ours.
+    // SAFETY: the default action calls no function of this program.
     unsafe { sigaction(Signal::SIGPIPE, &default) }?;
     SigSet::all().thread_unblock()
 }

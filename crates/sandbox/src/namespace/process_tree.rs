@@ -14,8 +14,8 @@ use nix::unistd::Pid;
 
 use super::protocol::Commands;
 
-/// Maximum time for stopping a process tree. Init does nothing else meanwhile, and a tree that
-/// keeps forking would never stop.
+/// Maximum time for stopping a process tree. Init serves no request during this time, and a tree
+/// that keeps forking would never stop.
 const MAX_STOP_TIME: Duration = Duration::from_millis(250);
 
 /// Timeout of stopping all processes. The requester waits longer.
@@ -24,74 +24,75 @@ const FREEZE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Polling interval in milliseconds.
 const POLL_INTERVAL_MS: u8 = 1;
 
-/// Maximum number of passes that kill the remaining processes of such a tree.
-const MAX_SWEEPS: u32 = 5;
+/// Maximum number of passes that kill the remaining processes of a tree that could not be stopped.
+const MAX_KILL_PASSES: u32 = 5;
 
-/// Rounds without a change after which a process that does not stop is killed as it is.
-const MAX_QUIET_ROUNDS: u32 = 100;
+/// Number of rounds without a new process after which the tree is killed, even if a process has not
+/// stopped.
+const MAX_UNCHANGED_ROUNDS: u32 = 100;
 
 /// Kills a process with its descendants.
-pub(crate) fn end_tree(proc: &OwnedFd, root: Pid) {
-    end(proc, &|one| one.pid == root.as_raw());
+pub(crate) fn kill_tree(proc: &OwnedFd, root: Pid) {
+    kill_matching(proc, &|one| one.pid == root.as_raw());
 }
 
 /// Kills the orphans of killed subreapers: children of init that are no subreapers.
-pub(crate) fn end_orphans(proc: &OwnedFd, subreapers: &[Pid]) {
+pub(crate) fn kill_orphans(proc: &OwnedFd, subreapers: &[Pid]) {
     let is_kept = |one: &Process| {
         subreapers
             .iter()
             .any(|subreaper| subreaper.as_raw() == one.pid)
     };
-    end(proc, &|one| one.parent == 1 && !is_kept(one));
+    kill_matching(proc, &|one| one.parent == 1 && !is_kept(one));
 }
 
 /// Kills the matching processes with their descendants.
-fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
+fn kill_matching(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
     let mut found = HashSet::new();
-    let mut quiet = 0;
-    let mut rested = false;
+    let mut unchanged_rounds = 0;
+    let mut all_stopped = false;
     // The processes are stopped first. Sending SIGSTOP is not sufficient, because a fork that has
-    // passed its signal check still creates its child, and a listing is older than the states read
-    // for it. So all processes must be stopped in one round, and the next one must find no new
-    // process. A process that cannot be stopped (a shell whose vfork child was stopped, or one that
-    // others continue) has a time limit.
-    let until = Instant::now() + MAX_STOP_TIME;
-    while quiet < MAX_QUIET_ROUNDS && Instant::now() < until {
+    // passed its signal check still creates its child, and the process states are read after the
+    // directory was listed. So all processes must be stopped in one round, and the next one must
+    // find no new process. A process that cannot be stopped (a shell whose vfork child was stopped,
+    // or one that others continue) has a time limit.
+    let deadline = Instant::now() + MAX_STOP_TIME;
+    while unchanged_rounds < MAX_UNCHANGED_ROUNDS && Instant::now() < deadline {
         let all = processes(proc);
         let before = found.len();
-        gather(&all, is_root, &mut found);
-        let at_rest = |one: &&Process| matches!(one.state, 'T' | 't' | 'Z' | 'X');
-        let mut moving = false;
+        add_descendants(&all, is_root, &mut found);
+        let is_stopped = |one: &&Process| matches!(one.state, 'T' | 't' | 'Z' | 'X');
+        let mut is_running = false;
         for one in all.iter().filter(|one| found.contains(&one.pid)) {
-            if !at_rest(&one) {
-                moving = true;
-                // In each round, because another process may continue it.
+            if !is_stopped(&one) {
+                is_running = true;
+                // The signal is sent in each round, because another process may continue this one.
                 let _ = kill(Pid::from_raw(one.pid), Signal::SIGSTOP);
             }
         }
         let grew = found.len() > before;
         if grew {
-            quiet = 0;
-        } else if moving {
-            quiet += 1;
+            unchanged_rounds = 0;
+        } else if is_running {
+            unchanged_rounds += 1;
             std::thread::yield_now();
-        } else if rested {
+        } else if all_stopped {
             break;
         }
-        rested = !grew && !moving;
+        all_stopped = !grew && !is_running;
     }
-    let at_rest = rested;
-    for _ in 0..MAX_SWEEPS {
+    let tree_is_stopped = all_stopped;
+    for _ in 0..MAX_KILL_PASSES {
         for pid in &found {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
-        if at_rest {
+        if tree_is_stopped {
             return;
         }
-        // Children that were forked meanwhile.
+        // Processes may have forked children since the last pass.
         let all = processes(proc);
         let before = found.len();
-        gather(&all, is_root, &mut found);
+        add_descendants(&all, is_root, &mut found);
         if found.len() == before {
             return;
         }
@@ -99,13 +100,13 @@ fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
 }
 
 /// Adds the descendants of the found processes.
-fn gather(all: &[Process], is_root: &dyn Fn(&Process) -> bool, found: &mut HashSet<i32>) {
-    let mut grown = true;
-    while grown {
-        grown = false;
+fn add_descendants(all: &[Process], is_root: &dyn Fn(&Process) -> bool, found: &mut HashSet<i32>) {
+    let mut was_added = true;
+    while was_added {
+        was_added = false;
         for one in all {
-            let belongs = is_root(one) || found.contains(&one.parent);
-            grown |= belongs && found.insert(one.pid);
+            let is_in_tree = is_root(one) || found.contains(&one.parent);
+            was_added |= is_in_tree && found.insert(one.pid);
         }
     }
 }
@@ -113,7 +114,7 @@ fn gather(all: &[Process], is_root: &dyn Fn(&Process) -> bool, found: &mut HashS
 /// Maximum number of reported command names.
 const MAX_NAMES: usize = 3;
 
-/// `PF_EXITING`: the process runs no more of its program.
+/// The kernel's flag `PF_EXITING` of a process that is exiting.
 pub(crate) const EXITING: u32 = 0x4;
 
 /// The running commands. `server` is the workbench's subreaper and its process: processes that the
@@ -125,7 +126,7 @@ pub(crate) fn commands(
 ) -> Commands {
     let is_server = |one: &Process| {
         server.is_some_and(|(subreaper, process)| {
-            // Before the subreaper has reported its process, that is its only child.
+            // Before the subreaper has reported its process, its only child is that process.
             one.parent == subreaper.as_raw() && process.is_none_or(|pid| one.pid == pid.as_raw())
         })
     };
@@ -146,15 +147,15 @@ pub(crate) fn commands(
     }
 }
 
-/// The name of a process, which it can choose: 15 arbitrary bytes.
+/// Returns the name of a process. The process can set it to 15 arbitrary bytes.
 fn name_of(proc: &OwnedFd, pid: i32) -> Option<String> {
     let bytes = read(proc, &format!("{pid}/comm")).ok()?;
     let name = String::from_utf8_lossy(bytes.trim_ascii_end());
     Some(name.escape_debug().to_string())
 }
 
-/// Whether a process runs no more of its program: it has exited, is exiting, or was killed and has
-/// not been scheduled since.
+/// Whether a process will run no more code of its program: it has exited, is exiting, or was killed
+/// and has not been scheduled since.
 fn is_ending(proc: &OwnedFd, one: &Process) -> bool {
     let was_killed = || {
         let status = read(proc, &format!("{}/status", one.pid)).unwrap_or_default();
@@ -188,7 +189,7 @@ pub(crate) struct Process {
     state: char,
     parent: i32,
     pub(crate) session: i32,
-    /// `PF_` of the kernel's `sched.h`.
+    /// Flags named `PF_…` in the kernel's `sched.h`.
     flags: u32,
 }
 
@@ -215,8 +216,8 @@ pub(crate) fn processes(proc: &OwnedFd) -> Vec<Process> {
         .collect()
 }
 
-/// The fields of `/proc/PID/stat` from the state on. The name before them may contain anything,
-/// also parentheses and newlines.
+/// Splits `/proc/PID/stat` into fields, beginning with the state. The process name before the state
+/// may contain any characters, also parentheses and newlines.
 pub(crate) fn stat_fields(stat: &[u8]) -> std::io::Result<Vec<String>> {
     let text = String::from_utf8_lossy(stat);
     let (_, fields) = text
@@ -225,23 +226,23 @@ pub(crate) fn stat_fields(stat: &[u8]) -> std::io::Result<Vec<String>> {
     Ok(fields.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Stops or continues every process except init; returns whether all did.
+/// Stops or continues every process except init; returns `false` if a process did not stop in time.
 pub(crate) fn freeze_all(proc: &OwnedFd, frozen: bool) -> bool {
     let all_processes = Pid::from_raw(-1);
     if !frozen {
         let _ = kill(all_processes, Signal::SIGCONT);
         return true;
     }
-    let until = Instant::now() + FREEZE_TIMEOUT;
+    let deadline = Instant::now() + FREEZE_TIMEOUT;
     loop {
         // Processes that were forked between two rounds are stopped by the next. A signalled
         // process stops when it is scheduled.
         let _ = kill(all_processes, Signal::SIGSTOP);
-        let rests = |one: &Process| one.pid == 1 || matches!(one.state, 'T' | 't' | 'Z' | 'X');
-        if processes(proc).iter().all(rests) {
+        let is_stopped = |one: &Process| one.pid == 1 || matches!(one.state, 'T' | 't' | 'Z' | 'X');
+        if processes(proc).iter().all(is_stopped) {
             return true;
         }
-        if Instant::now() > until {
+        if Instant::now() > deadline {
             return false;
         }
         let _ = poll(&mut [], PollTimeout::from(POLL_INTERVAL_MS));

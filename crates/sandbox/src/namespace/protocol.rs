@@ -29,8 +29,8 @@
 //!     │ ◀── Running {total, names} ───────────── │
 //! ```
 //!
-//! Descriptors are sent only from init to the client. Init accepts none, so all descriptors of a
-//! process in the sandbox were created there by init: no terminal or file of the operator's can be
+//! Descriptors are sent only from init to the client. Init accepts no descriptors, so init created
+//! all descriptors of a process in the sandbox: no terminal or file of the operator's can be
 //! reopened for writing through `/proc/self/fd`.
 //!
 //! Closing a connection kills its command with all descendants.
@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file_op::FileOp;
 use super::subid_map::SubidMap;
-use super::subids::Slice;
+use super::subids::SubidSlice;
 use crate::contract::{ListenerTransport, SandboxConfig, TransferBounds, Trust};
 
 /// The protocol version.
@@ -66,7 +66,7 @@ pub(crate) enum Request {
     Signal { number: i32 },
     /// Kills the command with its descendants.
     Kill,
-    /// Stops or continues every process except init, where no cgroup can.
+    /// Stops or continues every process except init. Used where no cgroup can freeze processes.
     Freeze { frozen: bool },
     /// Unpacks an archive below a directory.
     Upload { to: Vec<u8>, bounds: TransferBounds },
@@ -84,7 +84,10 @@ pub(crate) enum Request {
     /// Finds the program that owns the socket with these ends.
     Owner { from: SocketAddr, to: SocketAddr },
     /// Connects to the workbench, which is started with these arguments if it does not run.
-    Workbench { words: Vec<Vec<u8>> },
+    Workbench {
+        #[serde(rename = "words")]
+        arguments: Vec<Vec<u8>>,
+    },
     /// Lists the running commands.
     Running,
 }
@@ -104,9 +107,9 @@ pub(crate) struct Exec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TerminalSize {
-    /// Lines.
+    /// The number of lines.
     pub rows: u16,
-    /// Characters in a line.
+    /// The number of characters in a line.
     pub columns: u16,
 }
 
@@ -120,7 +123,7 @@ pub(crate) enum Answer {
     Started,
     /// The request failed.
     Failed { step: String, reason: String },
-    /// The command has exited; `stopped` says why, if all processes were killed.
+    /// The command has exited. If all processes were killed, `stopped` is the reason.
     Exited {
         code: i32,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,9 +144,9 @@ pub(crate) enum Answer {
 /// Processes of commands, without init's own and the workbench.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Commands {
-    /// The total number.
+    /// The number of processes.
     pub(crate) total: usize,
-    /// The names of the first few, which the processes choose themselves.
+    /// The names of the first few processes; a process can choose its name.
     pub(crate) names: Vec<String>,
 }
 
@@ -170,7 +173,7 @@ pub(crate) enum LauncherRequest {
         lock: Option<std::path::PathBuf>,
         op: Box<FileOp>,
     },
-    /// Checks what this machine allows, with a temporary directory.
+    /// Checks the features of this machine, with a temporary directory.
     Survey { directory: std::path::PathBuf },
 }
 
@@ -192,9 +195,11 @@ pub(crate) struct LaunchSpec {
     /// Whether the tree exists already: from a checkpoint or the last start.
     pub(crate) has_tree: bool,
     /// The limits that cgroups enforce; the others use rlimits and priority.
-    pub(crate) counted: CgroupLimits,
-    /// Whether each session of the agent has a weight, which init must lower.
-    pub(crate) weighs_sessions: bool,
+    #[serde(rename = "counted")]
+    pub(crate) cgroup_limits: CgroupLimits,
+    /// Whether init lowers the CPU weight of each session of the agent.
+    #[serde(rename = "weighs_sessions")]
+    pub(crate) lowers_session_weights: bool,
 }
 
 /// The limits that cgroups enforce.
@@ -223,14 +228,14 @@ impl CgroupLimits {
 /// The ids of a sandbox on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Identity {
-    /// A range of ids: init is 0 and the agent 1000 inside. A root gate allocates it; for others it
-    /// is a slice of the operator's subordinate ids.
+    /// A range of ids: in the sandbox init has the id 0 and the agent 1000. A gate that runs as
+    /// root allocates the range; otherwise the range is a slice of the operator's subordinate ids.
     Range {
         first: u32,
-        #[serde(default)]
-        lent: Option<Slice>,
+        #[serde(default, rename = "lent")]
+        subids: Option<SubidSlice>,
     },
-    /// The operator's single id, 1000 inside, for init and the agent.
+    /// The operator's single id, which is 1000 in the sandbox, for init and the agent.
     Single,
 }
 
@@ -242,13 +247,16 @@ pub(crate) enum LaunchMessage {
     /// Init is ready.
     Ready,
     /// Init was cloned, with this process id and start time.
-    Born { pid: i32, started: u64 },
-    /// Init is ready and waits for `Live`.
+    #[serde(rename = "Born")]
+    Cloned { pid: i32, started: u64 },
+    /// Init is ready and waits for `Detach`.
     Running { warnings: Vec<String> },
-    /// Init is recorded and may run on its own.
-    Live,
+    /// Init is recorded, and detaches from the launcher.
+    #[serde(rename = "Live")]
+    Detach,
     /// A step failed.
     Failed { step: String, reason: String },
     /// A protection is missing.
-    Weaker(String),
+    #[serde(rename = "Weaker")]
+    Warning(String),
 }

@@ -18,7 +18,7 @@ use crate::contract::{SandboxConfig, SandboxError};
 /// Timeout for the exit of a killed sandbox.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The state of a sandbox that is kept on disk.
+/// The state of a sandbox that is stored on disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) phase: Phase,
@@ -52,13 +52,13 @@ impl Namespace {
 
     /// Writes the record atomically.
     pub(super) fn write(&self, record: &Record) -> Result<(), SandboxError> {
-        let new = self.write_aside(record)?;
+        let new = self.write_temporary(record)?;
         fs::rename(new, self.sandbox_dir(&record.config.id).join("record.json"))
             .map_err(SandboxError::system("writing the sandbox's record"))
     }
 
     /// Writes the new record to a temporary file.
-    pub(super) fn write_aside(&self, record: &Record) -> Result<PathBuf, SandboxError> {
+    pub(super) fn write_temporary(&self, record: &Record) -> Result<PathBuf, SandboxError> {
         let new = self.sandbox_dir(&record.config.id).join("record.new");
         let write = || {
             let mut file = File::create(&new)?;
@@ -78,39 +78,41 @@ impl Namespace {
 
 impl Process {
     /// This process.
-    pub(super) fn this() -> std::io::Result<Self> {
+    pub(super) fn current() -> std::io::Result<Self> {
         let pid = nix::unistd::getpid().as_raw();
         let started = process::start_time(pid)?;
         Ok(Self { pid, started })
     }
 
-    /// The init that listens at a sandbox's `init.sock`, if no record names it.
-    pub(super) fn behind(place: &Path) -> Option<Self> {
-        let pid = client::listener(place).ok()?;
+    /// Finds the init that listens at a sandbox's `init.sock`, for a sandbox without a readable
+    /// record.
+    pub(super) fn find_listener(directory: &Path) -> Option<Self> {
+        let pid = client::listener_pid(directory).ok()?;
         let started = process::start_time(pid).ok()?;
         // Init still listens, so the number was not reused meanwhile.
-        (client::listener(place).ok()? == pid).then_some(Self { pid, started })
+        (client::listener_pid(directory).ok()? == pid).then_some(Self { pid, started })
     }
 
-    pub(super) fn lives(self) -> bool {
+    /// Whether the process exists: its number still has the recorded start time.
+    pub(super) fn is_running(self) -> bool {
         process::start_time(self.pid).is_ok_and(|started| started == self.started)
     }
 
     /// Kills the process, and with it its PID namespace, and waits for the exit.
-    pub(super) fn end(self, cgroups: &[PathBuf]) -> std::io::Result<()> {
-        let Ok(held) = launch::open_process(self.pid) else {
+    pub(super) fn kill_and_wait(self, cgroups: &[PathBuf]) -> std::io::Result<()> {
+        let Ok(process_fd) = launch::open_process(self.pid) else {
             return Ok(());
         };
         // The descriptor is opened before the comparison, so that the number cannot be reused in
         // between.
-        if !self.lives() {
+        if !self.is_running() {
             return Ok(());
         }
-        kill_and_wait(held.as_fd(), cgroups)
+        kill_process_and_wait(process_fd.as_fd(), cgroups)
     }
 }
 
-fn kill_and_wait(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Result<()> {
+fn kill_process_and_wait(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Result<()> {
     match launch::kill_process(process) {
         // The process has exited since it was found alive.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
@@ -118,7 +120,7 @@ fn kill_and_wait(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Resul
     }
     cgroup::thaw_all(cgroups);
     let mut end = [PollFd::new(process, PollFlags::POLLIN)];
-    match client::wait(&mut end, Some(Instant::now() + KILL_TIMEOUT))? {
+    match client::poll_until(&mut end, Some(Instant::now() + KILL_TIMEOUT))? {
         0 => Err(Error::from(ErrorKind::TimedOut)),
         _ => Ok(()),
     }
@@ -135,11 +137,11 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        let held = launch::open_process(pid).unwrap();
-        kill_and_wait(held.as_fd(), &[]).unwrap();
+        let process_fd = launch::open_process(pid).unwrap();
+        kill_process_and_wait(process_fd.as_fd(), &[]).unwrap();
         child.wait().unwrap();
         // The descriptor's process has exited.
-        assert!(launch::kill_process(held.as_fd()).is_err());
-        kill_and_wait(held.as_fd(), &[]).unwrap();
+        assert!(launch::kill_process(process_fd.as_fd()).is_err());
+        kill_process_and_wait(process_fd.as_fd(), &[]).unwrap();
     }
 }

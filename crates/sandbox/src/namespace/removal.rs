@@ -27,17 +27,24 @@ pub fn remove_tree(path: &Path) -> Result<()> {
     };
     let mut moved = 0;
     loop {
-        clear(&top, &top, 0, &mut moved)?;
+        clear_directory(&top, &top, 0, &mut moved)?;
         match unlinkat(AT_FDCWD, path, UnlinkatFlags::RemoveDir) {
-            // A directory was moved up; repeat.
+            // A directory was moved to the top; repeat.
             Err(Errno::ENOTEMPTY) => {}
             other => return Ok(other?),
         }
     }
 }
 
-fn clear(directory: &OwnedFd, top: &OwnedFd, depth: usize, moved: &mut u64) -> nix::Result<()> {
-    for name in names(directory)? {
+/// Removes the entries of a directory. Directories below `MAX_DEPTH` are moved to `top` under a new
+/// name.
+fn clear_directory(
+    directory: &OwnedFd,
+    top: &OwnedFd,
+    depth: usize,
+    moved: &mut u64,
+) -> nix::Result<()> {
+    for name in list_names(directory)? {
         match unlinkat(directory, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => continue,
             Err(Errno::EISDIR) => {}
@@ -50,14 +57,14 @@ fn clear(directory: &OwnedFd, top: &OwnedFd, depth: usize, moved: &mut u64) -> n
         }
         let child = open_directory(directory, name.as_c_str())?;
         if depth < MAX_DEPTH {
-            clear(&child, top, depth + 1, moved)?;
+            clear_directory(&child, top, depth + 1, moved)?;
             unlinkat(directory, name.as_c_str(), UnlinkatFlags::RemoveDir)?;
         } else {
             // A name that is unique in the top directory.
             loop {
                 *moved += 1;
-                let up = format!("moved-up-{moved}");
-                match renameat(directory, name.as_c_str(), top, up.as_str()) {
+                let new_name = format!("moved-up-{moved}");
+                match renameat(directory, name.as_c_str(), top, new_name.as_str()) {
                     Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
                     other => break other?,
                 }
@@ -79,12 +86,13 @@ fn open_directory<P: nix::NixPath + ?Sized>(at: impl AsFd, name: &P) -> nix::Res
         }
         other => other?,
     };
-    // Fails only for a process that is neither owner nor root; then the removal fails as well.
+    // The call fails only for a process that is neither owner nor root. Then the removal fails as
+    // well.
     let _ = nix::sys::stat::fchmod(&opened, all);
     Ok(opened)
 }
 
-fn names(directory: &OwnedFd) -> nix::Result<Vec<CString>> {
+fn list_names(directory: &OwnedFd) -> nix::Result<Vec<CString>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut listing = Dir::openat(directory, ".", flags, Mode::empty())?;
     listing

@@ -1,8 +1,8 @@
 //! Prepares a sandbox's existing tree for a restart.
 //!
 //! The tree may contain links at paths that init writes. No process runs in it any more, so
-//! checking before every step is sufficient: an entry that is no directory where one is needed is
-//! removed, and so is every file that init writes.
+//! checking before every step is sufficient. Where init needs a directory, an entry of another type
+//! is removed. Every file that init writes is removed, too.
 
 use std::fs;
 use std::io::{ErrorKind, Result};
@@ -16,7 +16,7 @@ const KEPT_DIRECTORIES: &[&str] = &["home", "tmp", "var", "workspace"];
 
 /// Directories below `root`, and below the upper layer of a `rootfs`, through which init writes.
 /// Parents come first.
-const DIRECTORIES: &[&str] = &[
+const TRAVERSED_DIRECTORIES: &[&str] = &[
     "home",
     "home/agent",
     "workspace",
@@ -34,7 +34,7 @@ const DIRECTORIES: &[&str] = &[
     "etc/palisade",
 ];
 
-/// Paths that init writes, below the same.
+/// Paths that init writes, below the same two directories.
 const WRITTEN_PATHS: &[&str] = &[
     "src",
     "var/run",
@@ -47,64 +47,64 @@ const WRITTEN_PATHS: &[&str] = &[
 ];
 
 /// The path of the old tree until the new one is complete.
-fn aside(fs: &Path) -> PathBuf {
+fn old_tree(fs: &Path) -> PathBuf {
     fs.with_file_name("fs.before")
 }
 
 /// Moves a sandbox's tree aside, to be replaced by another.
 ///
-/// A tree that an earlier start left aside may be the only copy, so it is restored first.
-pub(crate) fn set_aside(fs: &Path, first: Option<u32>) -> Result<()> {
-    if exists(&aside(fs))? {
-        renew(fs, first)?;
+/// If a crash left an old tree, that tree may be the only copy, so it is restored first.
+pub(crate) fn move_aside(fs: &Path, first: Option<u32>) -> Result<()> {
+    if exists(&old_tree(fs))? {
+        renew_tree(fs, first)?;
     }
-    fs::rename(fs, aside(fs))
+    fs::rename(fs, old_tree(fs))
 }
 
 /// Moves the old tree back.
-pub(crate) fn put_back(fs: &Path) -> Result<()> {
+pub(crate) fn restore_old_tree(fs: &Path) -> Result<()> {
     remove_tree(fs)?;
-    fs::rename(aside(fs), fs)
+    fs::rename(old_tree(fs), fs)
 }
 
 /// Creates a tree for a restart from the kept parts of the last one, or continues after a crash in
 /// this function. `first` is the first id of the sandbox's range, if it has one.
-pub(crate) fn renew(fs: &Path, first: Option<u32>) -> Result<()> {
-    let before = aside(fs);
+pub(crate) fn renew_tree(fs: &Path, first: Option<u32>) -> Result<()> {
+    let before = old_tree(fs);
     if !exists(&before)? {
         fs::rename(fs, &before)?;
     }
     for own in [fs.to_owned(), fs.join("root")] {
-        make(&own)?;
+        create_directory(&own)?;
         chown(&own, first, first)?;
     }
-    open_up(&before.join("root"))?;
+    add_owner_permissions(&before.join("root"))?;
     for part in KEPT_DIRECTORIES {
         let part = Path::new("root").join(part);
-        open_up(&before.join(&part))?;
-        take(&before.join(&part), &fs.join(&part))?;
+        add_owner_permissions(&before.join(&part))?;
+        move_part(&before.join(&part), &fs.join(&part))?;
     }
-    take(&before.join("upper"), &fs.join("upper"))?;
+    move_part(&before.join("upper"), &fs.join("upper"))?;
     remove_tree(&before)
 }
 
 /// Removes the old tree.
-pub(crate) fn forget(fs: &Path) -> Result<()> {
-    remove_tree(&aside(fs))
+pub(crate) fn remove_old_tree(fs: &Path) -> Result<()> {
+    remove_tree(&old_tree(fs))
 }
 
 /// Removes links and special files from paths that init writes.
 pub(crate) fn remove_unsafe_entries(fs: &Path) -> Result<()> {
     for top in [fs.join("root"), fs.join("upper/rootfs")] {
-        open_up(&top)?;
-        for directory in DIRECTORIES {
-            clear_unless_directory(&top, directory)?;
-            open_up(&top.join(directory))?;
+        add_owner_permissions(&top)?;
+        for directory in TRAVERSED_DIRECTORIES {
+            remove_unless_directory(&top, directory)?;
+            add_owner_permissions(&top.join(directory))?;
         }
         for written in WRITTEN_PATHS {
-            let above = Path::new(written).parent().unwrap_or(Path::new(""));
-            if is_directory(&top.join(above))? {
-                clear(&top.join(written))?;
+            let parent = Path::new(written).parent().unwrap_or(Path::new(""));
+            if is_directory(&top.join(parent))? {
+                remove_entry(&top.join(written))?;
             }
         }
     }
@@ -112,17 +112,16 @@ pub(crate) fn remove_unsafe_entries(fs: &Path) -> Result<()> {
 }
 
 /// Removes an entry that is no directory. A path below a missing entry does not exist either.
-fn clear_unless_directory(top: &Path, directory: &str) -> Result<()> {
-    let above = Path::new(directory).parent().unwrap_or(Path::new(""));
-    if is_directory(&top.join(above))? && !is_directory(&top.join(directory))? {
-        clear(&top.join(directory))?;
+fn remove_unless_directory(top: &Path, directory: &str) -> Result<()> {
+    let parent = Path::new(directory).parent().unwrap_or(Path::new(""));
+    if is_directory(&top.join(parent))? && !is_directory(&top.join(directory))? {
+        remove_entry(&top.join(directory))?;
     }
     Ok(())
 }
 
-/// Adds owner permissions to a directory that the agent had closed, because its entries could not
-/// be moved otherwise.
-fn open_up(path: &Path) -> Result<()> {
+/// Adds owner permissions to a directory, because its entries cannot be moved without them.
+fn add_owner_permissions(path: &Path) -> Result<()> {
     match path.symlink_metadata() {
         Ok(found) if found.is_dir() && found.mode() & 0o700 != 0o700 => {
             let mode = fs::Permissions::from_mode(found.mode() & 0o7777 | 0o700);
@@ -150,7 +149,7 @@ fn exists(path: &Path) -> Result<bool> {
     }
 }
 
-fn clear(path: &Path) -> Result<()> {
+fn remove_entry(path: &Path) -> Result<()> {
     match path.symlink_metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
@@ -159,15 +158,15 @@ fn clear(path: &Path) -> Result<()> {
     }
 }
 
-fn make(path: &Path) -> Result<()> {
+fn create_directory(path: &Path) -> Result<()> {
     match fs::create_dir(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }
 }
 
-/// Moves a part, unless that was done before.
-fn take(from: &Path, to: &Path) -> Result<()> {
+/// Moves a part of the tree, unless it was moved before.
+fn move_part(from: &Path, to: &Path) -> Result<()> {
     if exists(from)? && !exists(to)? {
         fs::rename(from, to)?;
     }
@@ -217,30 +216,30 @@ mod tests {
 
     #[test]
     fn interrupted_renewal_ends_in_the_same_state() {
-        for cut in 0..4 {
+        for completed_steps in 0..4 {
             let temp = tempfile::tempdir().unwrap();
             let fs_dir = temp.path().join("fs");
             write(&fs_dir.join("root/workspace/a"), "work");
             write(&fs_dir.join("root/home/agent/b"), "home");
             write(&fs_dir.join("root/etc/passwd"), "old");
             write(&fs_dir.join("upper/usr/c"), "upper");
-            let before = aside(&fs_dir);
-            if cut > 0 {
+            let before = old_tree(&fs_dir);
+            if completed_steps > 0 {
                 fs::rename(&fs_dir, &before).unwrap();
             }
-            if cut > 1 {
+            if completed_steps > 1 {
                 fs::create_dir_all(fs_dir.join("root")).unwrap();
             }
-            if cut > 2 {
+            if completed_steps > 2 {
                 fs::rename(before.join("root/workspace"), fs_dir.join("root/workspace")).unwrap();
             }
-            renew(&fs_dir, None).unwrap();
+            renew_tree(&fs_dir, None).unwrap();
             assert_eq!(fs::read(fs_dir.join("root/workspace/a")).unwrap(), b"work");
             assert_eq!(fs::read(fs_dir.join("root/home/agent/b")).unwrap(), b"home");
             assert_eq!(fs::read(fs_dir.join("upper/usr/c")).unwrap(), b"upper");
             assert!(
                 !fs_dir.join("root/etc").exists() && !before.exists(),
-                "{cut}"
+                "{completed_steps}"
             );
         }
     }

@@ -16,9 +16,9 @@
 //! `/run` are binds of the same directories of `root/`. Files that init writes are put into its
 //! upper layer before it is mounted: no link in that tree is ever followed.
 //!
-//! `/etc` is created anew by every start and not written to disk. If the agent is root and may
-//! install packages, it is: `/etc` is then `root/etc`, and its directories have upper layers like
-//! the system's.
+//! `/etc` is created anew by every start and not written to disk. Exception: for an agent that is
+//! root and may install packages, `/etc` is the directory `root/etc` on disk, and the directories
+//! of `/etc` have upper layers like those of the system.
 //!
 //! No home directory of the host, no `/sys` and no socket of the host is visible. If the kernel
 //! refuses an overlay in a user namespace, a read-only bind is used with a warning.
@@ -46,7 +46,7 @@ use super::step::{Step, StepError};
 use super::trust::renewal::TrustFiles;
 use super::trust::{self, TrustStaging};
 
-/// Files of `/etc` that configure programs and say nothing about the operator.
+/// Files of `/etc` that configure programs and have no data about the operator.
 const ETC_FILES: &[&str] = &[
     "bash.bashrc",
     "ca-certificates.conf",
@@ -69,7 +69,7 @@ const ETC_FILES: &[&str] = &[
 ];
 
 /// The sandbox's own directories, and their modes.
-const PRIVATE: &[(&str, u32)] = &[
+const PRIVATE_DIRECTORIES: &[(&str, u32)] = &[
     ("home/agent", 0o755),
     ("workspace", 0o755),
     ("tmp", 0o1777),
@@ -81,19 +81,21 @@ const PRIVATE: &[(&str, u32)] = &[
     ("var/log", 0o755),
 ];
 
-/// How many of them are mounted into a `rootfs`, which has its own `/var`.
-const PRIVATE_IN_ROOTFS: usize = 4;
+/// The number of these directories that are mounted into a `rootfs`, which has its own `/var`.
+const PRIVATE_COUNT_IN_ROOTFS: usize = 4;
 
+/// The content of `/etc/passwd`.
 const ACCOUNTS: &str = "root:x:0:0:root:/root:/bin/sh\n\
     agent:x:1000:1000:agent:/home/agent:/bin/sh\n\
     nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
 
+/// The content of `/etc/group`.
 const GROUPS: &str = "root:x:0:\ntty:x:5:\nagent:x:1000:\nnogroup:x:65534:\n";
 
 const _: () = assert!(AGENT_UID == 1000 && AGENT_GID == 1000, "as in ACCOUNTS");
 
-/// An empty layer, because a read-only overlay needs two.
-const NOTHING: &str = "lower/nothing";
+/// An empty directory as a second lower layer, because a read-only overlay needs two lower layers.
+const EMPTY_DIRECTORY: &str = "lower/nothing";
 
 /// The result of building the root file system.
 pub(crate) struct Root {
@@ -103,19 +105,19 @@ pub(crate) struct Root {
     pub(crate) trust: Option<TrustFiles>,
     /// Warnings about missing protections.
     pub(crate) warnings: Vec<String>,
-    /// An unmasked `/proc` for init alone, which has no path.
+    /// An unmasked `/proc` for init, which has no path in the sandbox.
     pub(crate) proc: OwnedFd,
 }
 
 /// The root file system under construction.
-struct Tree<'a> {
+struct RootTree<'a> {
     identity: Identity,
     agent: Account,
     host_name: &'a str,
     /// The directory that becomes `/`.
     base: &'static str,
     /// Whether the agent is root and may change the system.
-    installs: bool,
+    may_install: bool,
     /// The additional trusted certificates.
     staging: Option<TrustStaging>,
     warnings: Vec<String>,
@@ -129,36 +131,37 @@ pub(crate) fn enter(spec: &LaunchSpec, mut layers: Layers) -> Result<Root, StepE
     for place in ["root", "upper", "work", "lower"] {
         make_directory(Path::new(place), 0o755).step("creating the root directory")?;
     }
-    // Mount points that are not visible, so they are not written to disk.
-    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    // These mount points are not visible in the sandbox, so they are on a tmpfs and not written to
+    // disk.
+    let restricted = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(
         Some("tmpfs"),
         "lower",
         Some("tmpfs"),
-        quiet,
+        restricted,
         Some("mode=0755,size=16m"),
     )
     .step("creating mount points for layers")?;
-    make_directory(Path::new(NOTHING), 0o755).step("creating mount points for layers")?;
+    make_directory(Path::new(EMPTY_DIRECTORY), 0o755).step("creating mount points for layers")?;
     let trust = spec.config.trust.as_ref();
-    let staging = trust.map(|trust| TrustStaging::fill(trust, &mut layers, NOTHING));
-    let mut tree = Tree {
+    let staging = trust.map(|trust| TrustStaging::fill(trust, &mut layers, EMPTY_DIRECTORY));
+    let mut tree = RootTree {
         identity: spec.identity,
         agent: spec.agent(),
         host_name: spec.config.name.as_str(),
         base: "root",
-        installs: spec.config.system.root,
+        may_install: spec.config.system.root,
         staging: staging
             .transpose()
             .step("writing the trusted certificates")?,
         warnings: layers.warnings.clone(),
     };
     match &layers.rootfs {
-        None => tree.begin_with_the_hosts(&layers.links)?,
-        Some(rootfs) => tree.begin_with(rootfs, &layers)?,
+        None => tree.use_host_directories(&layers.links)?,
+        Some(rootfs) => tree.use_rootfs(rootfs, &layers)?,
     }
     for layer in &layers.layers {
-        tree.add(layer)?;
+        tree.add_layer(layer)?;
     }
     let has_java = tree.add_trust().step("mounting the trusted certificates")?;
     let files = tree
@@ -168,8 +171,9 @@ pub(crate) fn enter(spec: &LaunchSpec, mut layers: Layers) -> Result<Root, StepE
         .transpose();
     let files = files.step("opening the trusted certificates")?;
     kernel::mount_dev(tree.base, tree.identity)?;
-    // Programs that create user namespaces write their id maps there.
-    let is_read_only = spec.weighs_sessions && !spec.config.system.nested;
+    // With `--nested`, `/proc` must be writable, because programs that create user namespaces write
+    // their id maps there.
+    let is_read_only = spec.lowers_session_weights && !spec.config.system.nested;
     let proc = kernel::mount_proc(tree.base, is_read_only)?;
     pivot(tree.base)?;
     Ok(Root {
@@ -182,7 +186,8 @@ pub(crate) fn enter(spec: &LaunchSpec, mut layers: Layers) -> Result<Root, StepE
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {
-        // Init's umask keeps these bits, and a chmod would be a write to disk.
+        // Init's umask does not clear the bits of such a mode, so no chmod is needed, which would
+        // be a write to disk.
         Ok(()) if mode & 0o022 == 0 => Ok(()),
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
         _ => std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)),
@@ -190,7 +195,7 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
 }
 
 /// Creates a directory and its parents below another one, through no link.
-fn make_place(base: &Path, inside: &Path) -> Result<PathBuf, Error> {
+fn create_mount_point(base: &Path, inside: &Path) -> Result<PathBuf, Error> {
     let mut path = base.to_owned();
     for part in inside.components() {
         let Component::Normal(part) = part else {
@@ -201,7 +206,7 @@ fn make_place(base: &Path, inside: &Path) -> Result<PathBuf, Error> {
             Ok(found) if found.is_dir() => {}
             Ok(_) => {
                 return Err(Error::other(format!(
-                    "{} is a link or a file inside; ask for the path without links",
+                    "{} is a link or a file in the sandbox; use a path without links",
                     Path::new("/")
                         .join(path.strip_prefix(base).unwrap_or(&path))
                         .display()
@@ -214,15 +219,15 @@ fn make_place(base: &Path, inside: &Path) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-impl Tree<'_> {
+impl RootTree<'_> {
     /// Uses the sandbox's own directory as `/`, with the host's directories in it.
-    fn begin_with_the_hosts(&mut self, links: &[(PathBuf, PathBuf)]) -> Result<(), StepError> {
+    fn use_host_directories(&mut self, links: &[(PathBuf, PathBuf)]) -> Result<(), StepError> {
         let none = None::<&str>;
         mount(Some("root"), "root", none, MsFlags::MS_BIND, none).step("mounting the root")?;
         remount("root", MsFlags::MS_NOSUID | MsFlags::MS_NODEV).step("mounting the root nosuid")?;
         // The working directory is still below the mount; its entries are resolved again.
         let root = Path::new("root");
-        if !self.installs {
+        if !self.may_install {
             make_directory(&root.join("etc"), 0o755).step("filling the root directory")?;
             mount(
                 Some("tmpfs"),
@@ -233,8 +238,9 @@ impl Tree<'_> {
             )
             .step("mounting /etc")?;
         }
-        self.fill(root).step("filling the root directory")?;
-        self.make_private(root, PRIVATE)
+        self.write_init_files(root)
+            .step("filling the root directory")?;
+        self.create_private_directories(root, PRIVATE_DIRECTORIES)
             .step("filling the root directory")?;
         copy_etc(root).step("filling the root directory")?;
         for (target, link) in links
@@ -248,25 +254,37 @@ impl Tree<'_> {
     }
 
     /// Uses a `rootfs` as `/`, with the sandbox's own directories in it.
-    fn begin_with(&mut self, rootfs: &Layer, layers: &Layers) -> Result<(), StepError> {
+    fn use_rootfs(&mut self, rootfs: &Layer, layers: &Layers) -> Result<(), StepError> {
         const FILLING: &str = "filling the root directory";
         let root = Path::new("root");
-        let places = PRIVATE.get(..PRIVATE_IN_ROOTFS).unwrap_or(PRIVATE);
-        make_place(root, Path::new("home")).step(FILLING)?;
-        self.make_private(root, places).step(FILLING)?;
+        let places = PRIVATE_DIRECTORIES
+            .get(..PRIVATE_COUNT_IN_ROOTFS)
+            .unwrap_or(PRIVATE_DIRECTORIES);
+        create_mount_point(root, Path::new("home")).step(FILLING)?;
+        self.create_private_directories(root, places)
+            .step(FILLING)?;
         let upper = Path::new("upper/rootfs");
         make_directory(upper, 0o755).step(FILLING)?;
-        self.fill(upper).step(FILLING)?;
+        self.write_init_files(upper).step(FILLING)?;
         let inside = places.iter().map(|(place, _)| Path::new(place));
         for place in inside
             .clone()
-            .chain(layers.layers.iter().map(|layer| layer.inside.as_path()))
-            .chain(self.staging.iter().map(|_| Path::new(trust::OWN)))
+            .chain(
+                layers
+                    .layers
+                    .iter()
+                    .map(|layer| layer.sandbox_path.as_path()),
+            )
+            .chain(
+                self.staging
+                    .iter()
+                    .map(|_| Path::new(trust::GATE_DIRECTORY)),
+            )
         {
-            make_place(upper, place).step(FILLING)?;
+            create_mount_point(upper, place).step(FILLING)?;
         }
-        for (name, theirs) in ["passwd", "group"].into_iter().zip(&layers.accounts) {
-            add_accounts(theirs, &upper.join("etc").join(name)).step(FILLING)?;
+        for (name, accounts) in ["passwd", "group"].into_iter().zip(&layers.accounts) {
+            add_accounts(accounts, &upper.join("etc").join(name)).step(FILLING)?;
         }
         make_directory(Path::new("tree"), 0o755).step(FILLING)?;
         self.base = "tree";
@@ -287,7 +305,7 @@ impl Tree<'_> {
 
     /// Writes init's files. The tree is new (`mkdir` of `fs` fails otherwise) or was prepared by
     /// [`super::reuse::remove_unsafe_entries`]: no link of an agent is at these paths.
-    fn fill(&self, root: &Path) -> Result<(), Error> {
+    fn write_init_files(&self, root: &Path) -> Result<(), Error> {
         for place in ["home", "dev", "proc", "sys", "etc"] {
             make_directory(&root.join(place), 0o755)?;
         }
@@ -301,7 +319,7 @@ impl Tree<'_> {
             etc.join("hosts"),
             format!("127.0.0.1 localhost {host_name}\n::1 localhost {host_name}\n"),
         )?;
-        // Any address works, because the gate answers for all of them.
+        // Any address would work, because the gate accepts packets to all addresses.
         write(etc.join("resolv.conf"), "nameserver 192.0.0.1\n")?;
         write(
             etc.join("nsswitch.conf"),
@@ -310,7 +328,7 @@ impl Tree<'_> {
         )
     }
 
-    fn make_private(&self, root: &Path, places: &[(&str, u32)]) -> Result<(), Error> {
+    fn create_private_directories(&self, root: &Path, places: &[(&str, u32)]) -> Result<(), Error> {
         for (place, mode) in places {
             let path = root.join(place);
             make_directory(&path, *mode)?;
@@ -322,17 +340,17 @@ impl Tree<'_> {
     }
 
     /// Mounts a host directory: as an overlay, or else read-only.
-    fn add(&mut self, layer: &Layer) -> Result<(), StepError> {
+    fn add_layer(&mut self, layer: &Layer) -> Result<(), StepError> {
         let describe = |what: &str| format!("{what} {}", layer.host.display());
-        let at = make_place(Path::new(self.base), &layer.inside)
+        let at = create_mount_point(Path::new(self.base), &layer.sandbox_path)
             .step(&describe("creating a mount point for"))?;
         let name = layer.name();
         let Err(error) = self.overlay(layer, &name, &at) else {
             return Ok(());
         };
-        if !layer.may_be_bound || !layer.hidden.is_empty() {
+        if !layer.may_be_bind_mount || !layer.hidden.is_empty() {
             return Err(error).step(&describe(
-                "overlays are refused here (see `palisade doctor`), without which there is no",
+                "the kernel refuses overlays (see `palisade doctor`), which are needed to mount",
             ));
         }
         let none = None::<&str>;
@@ -349,7 +367,7 @@ impl Tree<'_> {
 
     /// Mounts an overlay over a layer.
     fn overlay(&mut self, layer: &Layer, name: &str, at: &Path) -> Result<(), Error> {
-        let lower = match &layer.mapped {
+        let lower = match &layer.mapped_mount {
             None => layer.host.clone(),
             Some(mount) => {
                 let place = Path::new("lower").join(name);
@@ -358,21 +376,21 @@ impl Tree<'_> {
                 place
             }
         };
-        let over = match &mut self.staging {
-            Some(staging) => staging.over(&layer.inside, name)?,
+        let certificates = match &mut self.staging {
+            Some(staging) => staging.create_layer(&layer.sandbox_path, name)?,
             None => None,
         };
-        let has_two = over.is_some();
-        let lower = match over {
-            Some(over) => format!("{}:{}", over.display(), lower.display()),
+        let has_certificates = certificates.is_some();
+        let lower = match certificates {
+            Some(certificates) => format!("{}:{}", certificates.display(), lower.display()),
             None => lower.display().to_string(),
         };
-        let is_fixed = layer.may_be_bound && layer.inside.starts_with("etc");
-        let options = if is_fixed && !self.installs && layer.hidden.is_empty() {
-            let lower = if has_two {
+        let is_read_only_layer = layer.may_be_bind_mount && layer.sandbox_path.starts_with("etc");
+        let options = if is_read_only_layer && !self.may_install && layer.hidden.is_empty() {
+            let lower = if has_certificates {
                 lower
             } else {
-                format!("{lower}:{NOTHING}")
+                format!("{lower}:{EMPTY_DIRECTORY}")
             };
             format!("lowerdir={lower},userxattr")
         } else {
@@ -392,14 +410,15 @@ impl Tree<'_> {
     /// Creates a layer's upper and work directories.
     fn make_upper(&self, layer: &Layer, name: &str) -> Result<(String, String), Error> {
         let (upper, work) = (format!("upper/{name}"), format!("work/{name}"));
-        // A directory shows the upper layer's owner and mode, so the host's are copied.
+        // The overlay shows the owner and mode of the upper directory, so those of the host's
+        // directory are copied.
         make_directory(Path::new(&upper), layer.mode)?;
         make_directory(Path::new(&work), 0o755)?;
-        if layer.mapped.is_some() && layer.inside != Path::new("") {
+        if layer.mapped_mount.is_some() && layer.sandbox_path != Path::new("") {
             let (uid, gid) = layer.owner;
             chown(&upper, layer::id_inside(uid), layer::id_inside(gid))?;
         }
-        hidden_paths::hide(&layer.hidden, Path::new(&upper), self.identity)?;
+        hidden_paths::hide_paths(&layer.hidden, Path::new(&upper), self.identity)?;
         Ok((upper, work))
     }
 }
@@ -420,26 +439,26 @@ fn copy_etc(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the accounts of a tree after the sandbox's own, which win.
-fn add_accounts(theirs: &str, at: &Path) -> Result<(), Error> {
-    let mut ours = std::fs::read_to_string(at)?;
-    let word = |line: &str, place| line.split(':').nth(place).map(str::to_owned);
-    let known: Vec<_> = ours
+/// Adds the accounts of a tree after the sandbox's own, which have precedence.
+fn add_accounts(accounts: &str, at: &Path) -> Result<(), Error> {
+    let mut merged = std::fs::read_to_string(at)?;
+    let field = |line: &str, place| line.split(':').nth(place).map(str::to_owned);
+    let known: Vec<_> = merged
         .lines()
-        .map(|line| (word(line, 0), word(line, 2)))
+        .map(|line| (field(line, 0), field(line, 2)))
         .collect();
-    for line in theirs.lines() {
-        let (account, id) = (word(line, 0), word(line, 2));
+    for line in accounts.lines() {
+        let (account, id) = (field(line, 0), field(line, 2));
         if id.is_some() && !known.iter().any(|one| one.0 == account || one.1 == id) {
-            ours.push_str(line);
-            ours.push('\n');
+            merged.push_str(line);
+            merged.push('\n');
         }
     }
-    write(at, ours)
+    write(at, merged)
 }
 
-/// Changes the flags of a bind mount. The host mount's locked flags must be repeated, or the kernel
-/// refuses.
+/// Changes the flags of a bind mount. The kernel requires that locked flags of the host's mount are
+/// repeated.
 fn remount<P: AsRef<Path> + ?Sized>(path: &P, flags: MsFlags) -> nix::Result<()> {
     let path = path.as_ref();
     let bind = MsFlags::MS_BIND | MsFlags::MS_REMOUNT;
@@ -462,10 +481,11 @@ fn remount<P: AsRef<Path> + ?Sized>(path: &P, flags: MsFlags) -> nix::Result<()>
     mount(none, path, none, bind | flags | locked, none)
 }
 
-/// Makes a directory the root, and the host's tree unreachable.
+/// Makes a directory the root, and unmounts the host's tree.
 fn pivot(base: &str) -> Result<(), StepError> {
     chdir(base).step("entering the root")?;
-    // The old root is stacked on the new one and unmounted: no directory is needed.
+    // The old root is mounted over the new one and then unmounted, so it needs no directory of its
+    // own.
     pivot_root(".", ".").step("pivoting")?;
     umount2(".", MntFlags::MNT_DETACH).step("leaving the host's tree")?;
     chdir("/").step("entering the root")

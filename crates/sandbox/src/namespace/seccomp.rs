@@ -36,7 +36,7 @@ impl Filters {
         let arch = TargetArch::try_from(std::env::consts::ARCH)?;
         let allowed: Vec<i64> = ALLOWED
             .iter()
-            .chain(ALLOWED_HERE)
+            .chain(ALLOWED_OF_ARCHITECTURE)
             .chain(if nested { ALLOWED_NESTED } else { &[] })
             .copied()
             .collect();
@@ -73,10 +73,10 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
     let socket = vec![
         // AF_VSOCK is not confined by a network namespace: on a virtual machine it would bypass the
         // gate.
-        none_of(0, families.map(number).as_slice())?,
+        none_of(0, families.map(unsigned).as_slice())?,
         SeccompRule::new(vec![
-            equal(0, number(libc::AF_NETLINK))?,
-            differs(2, number(libc::NETLINK_ROUTE))?,
+            equal(0, unsigned(libc::AF_NETLINK))?,
+            not_equal(2, unsigned(libc::NETLINK_ROUTE))?,
         ])?,
     ];
     let mut new_namespace = Vec::new();
@@ -89,44 +89,45 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
         libc::CLONE_NEWPID,
         libc::CLONE_NEWNET,
     ] {
-        new_namespace.push(has_flag(0, number(flag))?);
+        new_namespace.push(has_flag(0, unsigned(flag))?);
     }
-    // In clone's flags this bit is part of the exit signal.
+    // CLONE_NEWTIME is refused for unshare only: in clone's flags that bit is part of the exit
+    // signal.
     let mut unshare = new_namespace.clone();
-    unshare.push(has_flag(0, number(libc::CLONE_NEWTIME))?);
+    unshare.push(has_flag(0, unsigned(libc::CLONE_NEWTIME))?);
     let personalities = [0, 0x8, 0x20000, 0x20008, 0x40000, 0x40008, 0xffff_ffff];
     let mut refused = BTreeMap::from([
         (libc::SYS_socket, socket),
         (
             libc::SYS_socketpair,
-            vec![none_of(0, &[number(libc::AF_UNIX)])?],
+            vec![none_of(0, &[unsigned(libc::AF_UNIX)])?],
         ),
         (libc::SYS_clone, new_namespace),
         (libc::SYS_unshare, unshare),
         (
             libc::SYS_ioctl,
-            // Both insert input into a terminal.
+            // Both requests insert input into a terminal.
             vec![
                 SeccompRule::new(vec![equal(1, libc::TIOCSTI)?])?,
                 SeccompRule::new(vec![equal(1, TIOCLINUX)?])?,
             ],
         ),
         (libc::SYS_personality, vec![none_of(0, &personalities)?]),
-        // An agent may set its own limits, by the number 0. By another number it could limit every
-        // process with its id: init, and a command's subreaper.
+        // A process may set its own limits, with the process number 0. With another number an agent
+        // could limit every process with its id, such as init and the subreaper of a command.
         (
             libc::SYS_prlimit64,
             vec![
                 SeccompRule::new(vec![equal(0, 1)?])?,
-                SeccompRule::new(vec![differs(0, 0)?, is_given(2)?])?,
+                SeccompRule::new(vec![not_equal(0, 0)?, is_not_null(2)?])?,
             ],
         ),
-        // The longer time slice lets other processes run first, and any of these calls would
-        // shorten it. Lowering the priority with setpriority is still allowed.
+        // These calls could shorten the time slice of the agent's processes, which is long so that
+        // other processes run first. Lowering the priority with setpriority is allowed.
         (libc::SYS_sched_setattr, Vec::new()),
         (libc::SYS_sched_setparam, Vec::new()),
         (libc::SYS_sched_setscheduler, Vec::new()),
-        // Setting or adjusting the clock is for the host only.
+        // Only the host may set or adjust the clock.
         (libc::SYS_clock_adjtime, Vec::new()),
     ]);
     if nested {
@@ -136,13 +137,15 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
     Ok(refused)
 }
 
+/// The ioctl of the Linux console, which is missing in `libc`.
 const TIOCLINUX: u64 = 0x541c;
 
-fn number(value: i32) -> u64 {
+fn unsigned(value: i32) -> u64 {
     u64::from(value.cast_unsigned())
 }
 
-// The kernel reads the lower 32 bits of all of these, so the filter must not compare more.
+// The kernel uses only the lower 32 bits of the compared arguments, so the filter must not compare
+// more.
 fn condition(
     argument: u8,
     operator: SeccompCmpOp,
@@ -155,17 +158,17 @@ fn equal(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
     condition(argument, SeccompCmpOp::Eq, value)
 }
 
-fn differs(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
+fn not_equal(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
     condition(argument, SeccompCmpOp::Ne, value)
 }
 
-/// A non-null pointer: all of its bits count.
-fn is_given(argument: u8) -> Result<SeccompCondition, BackendError> {
+/// Matches a pointer that is not null; all 64 bits are compared.
+fn is_not_null(argument: u8) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)
 }
 
 fn none_of(argument: u8, values: &[u64]) -> Result<SeccompRule, BackendError> {
-    let all: Result<_, _> = values.iter().map(|&v| differs(argument, v)).collect();
+    let all: Result<_, _> = values.iter().map(|&v| not_equal(argument, v)).collect();
     SeccompRule::new(all?)
 }
 
@@ -445,7 +448,7 @@ const ALLOWED_NESTED: &[i64] = &[
 
 /// Calls that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
-const ALLOWED_HERE: &[i64] = &[
+const ALLOWED_OF_ARCHITECTURE: &[i64] = &[
     libc::SYS_sync_file_range,
     libc::SYS_setrlimit,
     libc::SYS_renameat,
@@ -491,14 +494,14 @@ const ALLOWED_HERE: &[i64] = &[
 
 /// Calls that only this architecture has.
 #[cfg(not(target_arch = "x86_64"))]
-const ALLOWED_HERE: &[i64] = &[];
+const ALLOWED_OF_ARCHITECTURE: &[i64] = &[];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_filters_compile_and_are_small_enough_for_the_kernel() {
+    fn filters_compile_and_are_small_enough_for_the_kernel() {
         for nested in [false, true] {
             let filters = Filters::compile(nested).unwrap();
             assert!(filters.allowlist.len() < 4096 && filters.arguments.len() < 4096);
@@ -536,7 +539,7 @@ mod tests {
             libc::SYS_syslog,
         ] {
             assert!(
-                !ALLOWED.contains(&call) && !ALLOWED_HERE.contains(&call),
+                !ALLOWED.contains(&call) && !ALLOWED_OF_ARCHITECTURE.contains(&call),
                 "{call}"
             );
         }

@@ -34,9 +34,9 @@ const MIN_NICE_VALUE: &[u8] = b"19";
 
 /// Maximum number of sessions for each processor. Together they weigh half as much as one of the
 /// operator's sessions.
-const MAX_PER_PROCESSOR: usize = 32;
+const MAX_SESSIONS_PER_PROCESSOR: usize = 32;
 
-/// Minimum of that limit on machines with few processors.
+/// Minimum of the limit on sessions, for machines with few processors.
 const MIN_SESSIONS: usize = 64;
 
 /// Milliseconds between two attempts to change a weight.
@@ -45,14 +45,15 @@ const RETRY_MS: u8 = 5;
 /// Init's pause after a refused call, because an agent may repeat it.
 const REFUSAL_PAUSE: Duration = Duration::from_millis(2);
 
-/// Time after which other calls no longer wait for a continued call's session. The call is
-/// remembered: it may be slow, or may have been interrupted.
+/// Time after which other calls no longer wait for the session of a continued call. The call may be
+/// slow or interrupted, so it is remembered.
 const SLOW_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of remembered calls.
 const MAX_SLOW_CALLS: usize = 16;
 
-/// A scan of all processes is followed by a pause of this many times its duration.
+/// After a scan of all processes, init waits this many times the scan's duration before the next
+/// scan.
 const PAUSE_FACTOR: u32 = 10;
 
 /// A thread that waits in `setsid`.
@@ -79,31 +80,33 @@ impl NewSession {
 
 /// The decision about a call.
 enum CallDecision {
-    /// Continue, and change the session's weight through this file.
-    Weigh(File),
-    /// Continue, and keep the session's weight.
-    Leave,
+    /// The call continues, and init lowers the session's weight through this file.
+    LowerWeight(File),
+    /// The call continues, and the session keeps its weight.
+    KeepWeight,
+    /// The call fails with EPERM.
     Refuse,
-    /// Wait.
-    Later,
+    /// The decision is postponed.
+    Wait,
 }
 
 /// Handles an agent's calls of `setsid`.
 pub(crate) struct Sessions {
     listener: OwnedFd,
-    most: usize,
     /// Maximum number of sessions.
-    known: usize,
+    max_sessions: usize,
+    /// The number of sessions, counted anew when it reaches the maximum.
+    session_count: usize,
     /// Subreapers whose command has not created its own session yet.
     expected: Vec<Pid>,
     waiting: VecDeque<Call>,
     new_session: Option<NewSession>,
-    /// Calls that others no longer wait for.
+    /// Continued calls for whose sessions other calls no longer wait.
     slow: Vec<NewSession>,
-    /// The one session whose weight cannot be changed, because its process is undumpable, such as
-    /// ssh-agent.
-    unweighed: Option<Pid>,
-    next_look: Instant,
+    /// The session whose weight cannot be changed, because its process is undumpable, such as
+    /// ssh-agent. There is at most one.
+    full_weight_session: Option<Pid>,
+    next_scan: Instant,
     next_decision: Instant,
 }
 
@@ -112,15 +115,15 @@ impl Sessions {
     pub(crate) fn listen() -> Result<Self> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
-            listener: install()?,
-            most: (processors * MAX_PER_PROCESSOR).max(MIN_SESSIONS),
-            known: 0,
+            listener: install_filter()?,
+            max_sessions: (processors * MAX_SESSIONS_PER_PROCESSOR).max(MIN_SESSIONS),
+            session_count: 0,
             expected: Vec::new(),
             waiting: VecDeque::new(),
             new_session: None,
             slow: Vec::new(),
-            unweighed: None,
-            next_look: Instant::now(),
+            full_weight_session: None,
+            next_scan: Instant::now(),
             next_decision: Instant::now(),
         })
     }
@@ -136,20 +139,20 @@ impl Sessions {
         waits.then_some(RETRY_MS.into())
     }
 
-    /// Registers a started command: its first session is the operator's.
-    pub(crate) fn expect(&mut self, subreaper: Pid) {
+    /// Registers a started command, whose first session keeps its weight.
+    pub(crate) fn add_command(&mut self, subreaper: Pid) {
         self.expected.push(subreaper);
     }
 
     /// Removes an exited subreaper.
-    pub(crate) fn forget(&mut self, subreaper: Pid) {
+    pub(crate) fn remove_subreaper(&mut self, subreaper: Pid) {
         self.expected.retain(|one| *one != subreaper);
     }
 
     /// Receives one call.
     pub(crate) fn receive(&mut self, proc: &OwnedFd) {
         // The call may have been interrupted, or its process killed.
-        let Ok((id, thread)) = receive(&self.listener) else {
+        let Ok((id, thread)) = receive_call(&self.listener) else {
             return;
         };
         let Some((process, parent)) = thread_process(proc, thread).filter(|_| self.is_valid(id))
@@ -162,16 +165,16 @@ impl Sessions {
             .position(|subreaper| *subreaper == parent)
         {
             self.expected.swap_remove(at);
-            let _ = self.answer(id, None);
+            let _ = self.reply(id, None);
             return;
         }
-        // An interrupted call is repeated: the earlier one created no session.
+        // A thread that calls again was interrupted: its earlier call created no session.
         self.waiting.retain(|one| one.thread != thread);
-        let began_again =
+        let is_repeated =
             |new_session: &NewSession| new_session.thread == thread && new_session.is_pending();
         self.new_session
-            .take_if(|new_session| began_again(new_session));
-        self.slow.retain(|new_session| !began_again(new_session));
+            .take_if(|new_session| is_repeated(new_session));
+        self.slow.retain(|new_session| !is_repeated(new_session));
         self.waiting.push_back(Call {
             id,
             thread,
@@ -182,14 +185,14 @@ impl Sessions {
     /// Continues waiting calls.
     pub(crate) fn advance(&mut self, proc: &OwnedFd) {
         loop {
-            if self.new_session.is_some() && !self.weigh(proc) {
+            if self.new_session.is_some() && !self.lower_weight(proc) {
                 return;
             }
-            let late = self
+            let finished_slow_call = self
                 .slow
                 .iter()
                 .position(|new_session| !new_session.is_pending());
-            self.new_session = late.map(|at| self.slow.swap_remove(at));
+            self.new_session = finished_slow_call.map(|at| self.slow.swap_remove(at));
             if self.new_session.is_some() {
                 continue;
             }
@@ -203,23 +206,23 @@ impl Sessions {
                 continue;
             }
             match self.decide(&call, proc) {
-                CallDecision::Later => {
+                CallDecision::Wait => {
                     self.waiting.push_front(call);
                     return;
                 }
                 CallDecision::Refuse => {
-                    let _ = self.answer(call.id, Some(Errno::EPERM));
+                    let _ = self.reply(call.id, Some(Errno::EPERM));
                     self.next_decision = Instant::now() + REFUSAL_PAUSE;
                 }
-                CallDecision::Leave => {
-                    self.known += 1;
-                    if self.answer(call.id, None).is_ok() {
-                        self.unweighed = Some(call.process);
+                CallDecision::KeepWeight => {
+                    self.session_count += 1;
+                    if self.reply(call.id, None).is_ok() {
+                        self.full_weight_session = Some(call.process);
                     }
                 }
-                CallDecision::Weigh(weight) => {
-                    self.known += 1;
-                    if self.answer(call.id, None).is_ok() {
+                CallDecision::LowerWeight(weight) => {
+                    self.session_count += 1;
+                    if self.reply(call.id, None).is_ok() {
                         self.new_session = Some(NewSession {
                             thread: call.thread,
                             session: call.process,
@@ -232,35 +235,37 @@ impl Sessions {
         }
     }
 
+    /// Decides about the oldest waiting call.
     fn decide(&mut self, call: &Call, proc: &OwnedFd) -> CallDecision {
         // The kernel would refuse the call as well, and no session would follow.
         if killpg(call.process, None) != Err(Errno::ESRCH) {
             return CallDecision::Refuse;
         }
-        if self.known >= self.most {
-            let Some(all) = self.look(proc) else {
-                return CallDecision::Later;
+        if self.session_count >= self.max_sessions {
+            let Some(all) = self.list_processes(proc) else {
+                return CallDecision::Wait;
             };
-            self.known = count(&all);
-            if self.known >= self.most {
+            self.session_count = count_sessions(&all);
+            if self.session_count >= self.max_sessions {
                 return CallDecision::Refuse;
             }
         }
         if let Ok(weight) = open_weight(proc, call.process) {
-            return CallDecision::Weigh(weight);
+            return CallDecision::LowerWeight(weight);
         }
-        match self.unweighed {
-            None => CallDecision::Leave,
-            Some(other) => match self.look(proc) {
-                None => CallDecision::Later,
-                Some(all) if member(&all, other).is_some() => CallDecision::Refuse,
-                Some(_) => CallDecision::Leave,
+        match self.full_weight_session {
+            None => CallDecision::KeepWeight,
+            Some(other) => match self.list_processes(proc) {
+                None => CallDecision::Wait,
+                Some(all) if find_member(&all, other).is_some() => CallDecision::Refuse,
+                Some(_) => CallDecision::KeepWeight,
             },
         }
     }
 
-    /// Whether the new session has the minimum weight, has exited, or is postponed.
-    fn weigh(&mut self, proc: &OwnedFd) -> bool {
+    /// Lowers the weight of the new session. Returns whether the next call may continue: the
+    /// session has the minimum weight, has exited, or is postponed.
+    fn lower_weight(&mut self, proc: &OwnedFd) -> bool {
         let Some(new_session) = &mut self.new_session else {
             return true;
         };
@@ -279,10 +284,10 @@ impl Sessions {
             Err(_) => {}
         }
         let session = new_session.session;
-        let Some(all) = self.look(proc) else {
+        let Some(all) = self.list_processes(proc) else {
             return false;
         };
-        let Some(left) = member(&all, session) else {
+        let Some(left) = find_member(&all, session) else {
             return true;
         };
         match (open_weight(proc, left), &mut self.new_session) {
@@ -290,11 +295,15 @@ impl Sessions {
                 new_session.weight = weight;
                 false
             }
-            _ if self.unweighed.is_none_or(|one| member(&all, one).is_none()) => {
-                self.unweighed = Some(session);
+            _ if self
+                .full_weight_session
+                .is_none_or(|one| find_member(&all, one).is_none()) =>
+            {
+                self.full_weight_session = Some(session);
                 true
             }
-            // A second undumpable session would be unbounded.
+            // Without this limit the agent could create any number of undumpable sessions with full
+            // weight.
             _ => {
                 let _ = kill(left, Signal::SIGKILL);
                 false
@@ -303,13 +312,13 @@ impl Sessions {
     }
 
     /// Lists all processes, unless the last scan was too recent.
-    fn look(&mut self, proc: &OwnedFd) -> Option<Vec<Process>> {
+    fn list_processes(&mut self, proc: &OwnedFd) -> Option<Vec<Process>> {
         let began = Instant::now();
-        if began < self.next_look {
+        if began < self.next_scan {
             return None;
         }
         let all = processes(proc);
-        self.next_look = Instant::now() + began.elapsed() * PAUSE_FACTOR;
+        self.next_scan = Instant::now() + began.elapsed() * PAUSE_FACTOR;
         Some(all)
     }
 
@@ -326,8 +335,8 @@ impl Sessions {
     }
 
     /// Continues a call, or refuses it.
-    fn answer(&self, id: u64, refusal: Option<Errno>) -> Result<()> {
-        let mut answer = libc::seccomp_notif_resp {
+    fn reply(&self, id: u64, refusal: Option<Errno>) -> Result<()> {
+        let mut reply = libc::seccomp_notif_resp {
             id,
             val: 0,
             error: refusal.map_or(0, |errno| -(errno as i32)),
@@ -338,7 +347,7 @@ impl Sessions {
             libc::ioctl(
                 self.listener.as_raw_fd(),
                 libc::SECCOMP_IOCTL_NOTIF_SEND,
-                &raw mut answer,
+                &raw mut reply,
             )
         };
         match result {
@@ -352,7 +361,7 @@ impl Sessions {
 const CONTINUE: u32 = 1;
 
 /// Receives the next call's id and thread. Blocks if there is none.
-fn receive(listener: &OwnedFd) -> Result<(u64, Pid)> {
+fn receive_call(listener: &OwnedFd) -> Result<(u64, Pid)> {
     // SAFETY: all-zero is a valid `seccomp_notif`, and the kernel insists on it.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is the one that the call fills in, and outlives it.
@@ -394,7 +403,7 @@ fn open_weight(proc: &OwnedFd, process: Pid) -> Result<File> {
 }
 
 /// Counts the sessions.
-fn count(all: &[Process]) -> usize {
+fn count_sessions(all: &[Process]) -> usize {
     all.iter()
         .map(|one| one.session)
         .collect::<HashSet<_>>()
@@ -402,25 +411,26 @@ fn count(all: &[Process]) -> usize {
 }
 
 /// Finds a process of a session.
-fn member(all: &[Process], session: Pid) -> Option<Pid> {
+fn find_member(all: &[Process], session: Pid) -> Option<Pid> {
     all.iter()
         .find(|one| one.session == session.as_raw())
         .map(|one| Pid::from_raw(one.pid))
 }
 
 /// Installs the filter; returns the descriptor on which calls arrive.
-fn install() -> Result<OwnedFd> {
+fn install_filter() -> Result<OwnedFd> {
     const LOAD: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;
-    const ANSWER: u16 = 0x06;
+    const RETURN: u16 = 0x06;
     let setsid = u32::try_from(libc::SYS_setsid).map_err(Error::other)?;
     let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
-    // By number only: calls of another architecture are refused by the agent's own filters.
+    // The filter compares only the number, because the agent's own filters refuse calls of another
+    // architecture.
     let mut program = [
         step(LOAD, 0, 0),
         step(IF_EQUAL, setsid, 1),
-        step(ANSWER, libc::SECCOMP_RET_ALLOW, 0),
-        step(ANSWER, libc::SECCOMP_RET_USER_NOTIF, 0),
+        step(RETURN, libc::SECCOMP_RET_ALLOW, 0),
+        step(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0),
     ];
     let filter = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(Error::other)?,
@@ -440,6 +450,6 @@ fn install() -> Result<OwnedFd> {
         return Err(Error::last_os_error());
     }
     let fd = i32::try_from(fd).map_err(Error::other)?;
-    // SAFETY: the kernel has just made it, for us alone; it is close-on-exec.
+    // SAFETY: the kernel returned a new descriptor, which has no other owner; it is close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,6 +1,6 @@
 //! Queries the kernel for the socket with two given ends (sock_diag(7)).
 //!
-//! The tables in `/proc` have the same data, but to write them the kernel walks the sockets of the
+//! The tables in `/proc` have the same data, but for them the kernel visits the sockets of the
 //! whole machine. Layouts are those of `linux/netlink.h`, `linux/sock_diag.h` and
 //! `linux/inet_diag.h`.
 
@@ -12,16 +12,17 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
 };
 
-use super::tcp_sockets::{SocketEnds, plain};
+use super::tcp_sockets::{SocketEnds, canonical_end};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_DONE: u16 = 3;
-const HEADER: usize = 16;
-/// Offsets of a socket's ends and of its inode in the kernel's answer.
-const ENDS: usize = HEADER + 4;
-const INODE: usize = HEADER + 68;
+const HEADER_BYTES: usize = 16;
+/// The offset of the socket's ends in the kernel's answer.
+const ENDS_OFFSET: usize = HEADER_BYTES + 4;
+/// The offset of the socket's inode in the kernel's answer.
+const INODE_OFFSET: usize = HEADER_BYTES + 68;
 
 /// The kernel's answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,42 +30,42 @@ pub(crate) enum Diagnosis {
     /// The socket's inode; 0 if no process holds the socket any more.
     Inode(u64),
     /// No socket has these ends.
-    Nothing,
+    NoSocket,
     /// The kernel does not support the query.
-    Silent,
+    Unsupported,
 }
 
 /// Queries the TCP sockets of this network namespace.
 pub(crate) fn query_socket(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis> {
-    let line = socket(
+    let netlink = socket(
         AddressFamily::Netlink,
         SockType::Raw,
         SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
         SockProtocol::NetlinkSockDiag,
     )?;
-    let ends = (plain(from), plain(to));
-    let answer = send_and_receive(&line, &build_request(ends, NLM_F_REQUEST))?;
-    if let Some(diagnosis) = read(&answer, ends) {
+    let ends = (canonical_end(from), canonical_end(to));
+    let answer = send_and_receive(&netlink, &build_request(ends, NLM_F_REQUEST))?;
+    if let Some(diagnosis) = parse_answer(&answer, ends) {
         return Ok(diagnosis);
     }
     // The error for 'no such socket' and for an unsupported query is the same. A dump of sockets in
     // no state is empty unless dumps are unsupported.
-    let answer = send_and_receive(&line, &build_request(ends, NLM_F_REQUEST | NLM_F_DUMP))?;
+    let answer = send_and_receive(&netlink, &build_request(ends, NLM_F_REQUEST | NLM_F_DUMP))?;
     let empty = read_word(&answer, 4)
         .is_some_and(|[low, high, ..]| [low, high] == NLMSG_DONE.to_ne_bytes())
-        && read_word(&answer, HEADER) == Some([0; 4]);
+        && read_word(&answer, HEADER_BYTES) == Some([0; 4]);
     Ok(if empty {
-        Diagnosis::Nothing
+        Diagnosis::NoSocket
     } else {
-        Diagnosis::Silent
+        Diagnosis::Unsupported
     })
 }
 
-/// The kernel answers synchronously.
-fn send_and_receive(line: &OwnedFd, build_request: &[u8]) -> Result<Vec<u8>> {
-    send(line.as_raw_fd(), build_request, MsgFlags::MSG_NOSIGNAL)?;
+/// Sends a request and receives the answer, which the kernel sends synchronously.
+fn send_and_receive(netlink: &OwnedFd, request: &[u8]) -> Result<Vec<u8>> {
+    send(netlink.as_raw_fd(), request, MsgFlags::MSG_NOSIGNAL)?;
     let mut answer = vec![0; 8 << 10];
-    let length = recv(line.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    let length = recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty())?;
     answer.truncate(length);
     Ok(answer)
 }
@@ -77,7 +78,7 @@ fn build_request(((own, port), (other, its_port)): SocketEnds, flags: u16) -> Ve
     let small = |number: i32| u8::try_from(number).unwrap_or(0);
     let body = [
         &[small(family), small(libc::IPPROTO_TCP), 0, 0][..],
-        // No states: only a dump filters by state.
+        // No socket states, which only a dump filters by.
         &[0; 4],
         &port.to_be_bytes(),
         &its_port.to_be_bytes(),
@@ -88,7 +89,7 @@ fn build_request(((own, port), (other, its_port)): SocketEnds, flags: u16) -> Ve
         &[0xff; 8],
     ]
     .concat();
-    let length = u32::try_from(HEADER + body.len()).unwrap_or(0);
+    let length = u32::try_from(HEADER_BYTES + body.len()).unwrap_or(0);
     [
         &length.to_ne_bytes()[..],
         &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
@@ -109,33 +110,36 @@ fn address_bytes(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Parses an answer about a socket. One with other ends, such as a listener that would accept the
-/// connection, does not count.
-fn read(answer: &[u8], ends: SocketEnds) -> Option<Diagnosis> {
+/// Parses an answer about a socket. A socket with other ends, such as a listener that would accept
+/// the connection, is not the wanted one.
+fn parse_answer(answer: &[u8], ends: SocketEnds) -> Option<Diagnosis> {
     let [low, high, ..] = read_word(answer, 4)?;
     if u16::from_ne_bytes([low, high]) != SOCK_DIAG_BY_FAMILY {
         return None;
     }
-    let inode = u32::from_ne_bytes(read_word(answer, INODE)?);
-    let four = i32::from(*answer.get(HEADER)?) == libc::AF_INET;
+    let inode = u32::from_ne_bytes(read_word(answer, INODE_OFFSET)?);
+    let is_ipv4 = i32::from(*answer.get(HEADER_BYTES)?) == libc::AF_INET;
     let address = |at: usize| {
         let octets: [u8; 16] = answer.get(at..at + 16)?.try_into().ok()?;
-        Some(if four {
+        Some(if is_ipv4 {
             let [a, b, c, d, ..] = octets;
             IpAddr::V4(Ipv4Addr::new(a, b, c, d))
         } else {
             IpAddr::V6(Ipv6Addr::from(octets)).to_canonical()
         })
     };
-    let [own, port, its, its_port] = read_word(answer, ENDS)?;
+    let [own, port, its, its_port] = read_word(answer, ENDS_OFFSET)?;
     let found = (
-        (address(ENDS + 4)?, u16::from_be_bytes([own, port])),
-        (address(ENDS + 20)?, u16::from_be_bytes([its, its_port])),
+        (address(ENDS_OFFSET + 4)?, u16::from_be_bytes([own, port])),
+        (
+            address(ENDS_OFFSET + 20)?,
+            u16::from_be_bytes([its, its_port]),
+        ),
     );
     Some(if found == ends {
         Diagnosis::Inode(inode.into())
     } else {
-        Diagnosis::Nothing
+        Diagnosis::NoSocket
     })
 }
 
@@ -162,9 +166,15 @@ mod tests {
             assert_eq!(query_socket(own, address).unwrap(), Diagnosis::Inode(inode));
             // The connection was not accepted, so no process holds the other end.
             assert_eq!(query_socket(address, own).unwrap(), Diagnosis::Inode(0));
-            let stranger = SocketAddr::new(own.ip(), 1);
-            assert_eq!(query_socket(address, stranger).unwrap(), Diagnosis::Nothing);
-            assert_eq!(query_socket(stranger, address).unwrap(), Diagnosis::Nothing);
+            let unknown_end = SocketAddr::new(own.ip(), 1);
+            assert_eq!(
+                query_socket(address, unknown_end).unwrap(),
+                Diagnosis::NoSocket
+            );
+            assert_eq!(
+                query_socket(unknown_end, address).unwrap(),
+                Diagnosis::NoSocket
+            );
         }
     }
 
@@ -186,11 +196,14 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let stream = TcpStream::connect(address).unwrap();
-        let ends = (plain(stream.local_addr().unwrap()), plain(address));
+        let ends = (
+            canonical_end(stream.local_addr().unwrap()),
+            canonical_end(address),
+        );
         let answer = [&[0; 4][..], &SOCK_DIAG_BY_FAMILY.to_ne_bytes(), &[0; 90]].concat();
-        for length in 0..INODE + 4 {
-            assert_eq!(read(&answer[..length], ends), None, "{length}");
+        for length in 0..INODE_OFFSET + 4 {
+            assert_eq!(parse_answer(&answer[..length], ends), None, "{length}");
         }
-        assert_eq!(read(&answer, ends), Some(Diagnosis::Nothing));
+        assert_eq!(parse_answer(&answer, ends), Some(Diagnosis::NoSocket));
     }
 }

@@ -6,11 +6,11 @@
 //! ```
 //!
 //! Processes may start, exit, pass sockets on and execute other programs during the search. The
-//! result is unknown unless it is certain: not if several programs hold the socket, if an
-//! executable has no path in the sandbox any more or another path than it reports, if a process
-//! cannot be examined, or if the search exceeds its budget. A socket in flight through another
-//! socket has no holder. The result is a convenience and no security boundary: an agent can act
-//! through any program that it may run.
+//! result is unknown if several programs hold the socket, if an executable has no path in the
+//! sandbox any more or another path than the kernel reports, if a process cannot be examined, or if
+//! the search exceeds its budget. A socket in flight through another socket has no holder. The
+//! result is a hint and no security boundary, because an agent can act through any program that it
+//! may run.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io::Read;
@@ -30,7 +30,7 @@ use nix::unistd::Pid;
 use super::cpu_budget::CpuBudget;
 use super::{process_tree, tcp_sockets};
 
-/// Maximum processor time of a search. Init does nothing else meanwhile.
+/// Maximum processor time of a search. Init serves no request during a search.
 const MAX_SEARCH_TIME: Duration = Duration::from_millis(100);
 
 /// Maximum number of examined processes, threads and descriptors.
@@ -38,7 +38,7 @@ const MAX_EXAMINED: usize = 1 << 14;
 
 /// Maximum number of searches if a process could not be examined, because it may have been
 /// starting.
-const MAX_TRIES: u32 = 20;
+const MAX_SEARCHES: u32 = 20;
 
 /// Milliseconds between two searches.
 const PAUSE_MS: u8 = 1;
@@ -77,10 +77,14 @@ struct SocketHolder {
 }
 
 /// Returns the path of the program whose socket has these ends.
-pub(crate) fn find(inside: &ProcessView<'_>, from: SocketAddr, to: SocketAddr) -> Option<String> {
-    let budget = CpuBudget::of(MAX_SEARCH_TIME);
-    for _ in 0..MAX_TRIES {
-        match OwnerSearch::new(inside, budget).find(from, to) {
+pub(crate) fn find_program(
+    view: &ProcessView<'_>,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> Option<String> {
+    let budget = CpuBudget::new(MAX_SEARCH_TIME);
+    for _ in 0..MAX_SEARCHES {
+        match OwnerSearch::new(view, budget).find_program(from, to) {
             Ok(program) => return Some(program),
             Err(OwnerUnknown::Unreadable) => {
                 let _ = poll(&mut [], PollTimeout::from(PAUSE_MS));
@@ -93,30 +97,30 @@ pub(crate) fn find(inside: &ProcessView<'_>, from: SocketAddr, to: SocketAddr) -
 
 /// One search over all processes.
 struct OwnerSearch<'a> {
-    inside: &'a ProcessView<'a>,
+    view: &'a ProcessView<'a>,
     budget: CpuBudget,
-    left: usize,
+    remaining: usize,
 }
 
 impl<'a> OwnerSearch<'a> {
-    fn new(inside: &'a ProcessView<'a>, budget: CpuBudget) -> Self {
+    fn new(view: &'a ProcessView<'a>, budget: CpuBudget) -> Self {
         Self {
-            inside,
+            view,
             budget,
-            left: MAX_EXAMINED,
+            remaining: MAX_EXAMINED,
         }
     }
 
-    fn find(&mut self, from: SocketAddr, to: SocketAddr) -> Result<String, OwnerUnknown> {
-        let inode = tcp_sockets::find(self.inside.proc, from, to, self.budget)
+    fn find_program(&mut self, from: SocketAddr, to: SocketAddr) -> Result<String, OwnerUnknown> {
+        let inode = tcp_sockets::find(self.view.proc, from, to, self.budget)
             .ok_or(OwnerUnknown::NoSingleProgram)?;
         let socket = format!("socket:[{inode}]");
         let mut holders: Vec<SocketHolder> = Vec::new();
-        for pid in self.numbers(self.inside.proc, c".")? {
+        for pid in self.list_numbers(self.view.proc, c".")? {
             let number = Pid::from_raw(pid);
             // Init and the subreapers hold no socket of the agent.
             if pid != 1
-                && !self.inside.subreapers.contains(&number)
+                && !self.view.subreapers.contains(&number)
                 && let Some(holder) = self.examine(number, &socket)?
             {
                 if holders
@@ -129,8 +133,8 @@ impl<'a> OwnerSearch<'a> {
             }
         }
         let first = holders.first().ok_or(OwnerUnknown::NoSingleProgram)?;
-        let program = name(&first.executable).ok_or(OwnerUnknown::NoSingleProgram)?;
-        let file = identity(openat2(AT_FDCWD, program.as_str(), exact()))?;
+        let program = printable_path(&first.executable).ok_or(OwnerUnknown::NoSingleProgram)?;
+        let file = file_id(openat2(AT_FDCWD, program.as_str(), no_links()))?;
         for holder in &holders {
             // The file at that path must be the process's executable, and the process must still
             // hold the socket.
@@ -140,7 +144,7 @@ impl<'a> OwnerSearch<'a> {
                 OFlag::O_PATH | OFlag::O_CLOEXEC,
                 Mode::empty(),
             );
-            if identity(runs)? != file
+            if file_id(runs)? != file
                 || executable(&holder.process)?.as_ref() != Some(&holder.executable)
                 || !points_to(&holder.process, &holder.descriptor, &socket)?
             {
@@ -153,10 +157,10 @@ impl<'a> OwnerSearch<'a> {
     /// Examines a process; returns it if it holds the socket.
     fn examine(&mut self, pid: Pid, socket: &str) -> Result<Option<SocketHolder>, OwnerUnknown> {
         let directory = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let path = path(&pid.to_string())?;
+        let path = c_path(&pid.to_string())?;
         // An open directory stays with this process, even if its number is reused.
         let Some(process) = ignore_gone(openat(
-            self.inside.proc,
+            self.view.proc,
             path.as_c_str(),
             directory,
             Mode::empty(),
@@ -165,15 +169,16 @@ impl<'a> OwnerSearch<'a> {
             return Ok(None);
         };
         let mut seen = None;
-        for thread in self.numbers(&process, c"task")? {
-            // Threads may have their own descriptor tables, but seldom do.
+        for thread in self.list_numbers(&process, c"task")? {
+            // Threads usually share a descriptor table. A table that was searched already is
+            // skipped.
             if seen.is_some_and(|seen| shares_table(seen, thread)) {
                 continue;
             }
             seen = Some(thread);
             let table = format!("task/{thread}/fd");
             let held = match self.search(&process, &table, socket) {
-                Err(OwnerUnknown::Unreadable) if self.is_not_agents(pid, &process, thread) => {
+                Err(OwnerUnknown::Unreadable) if self.is_not_of_agent(pid, &process, thread) => {
                     continue;
                 }
                 other => other?,
@@ -197,10 +202,10 @@ impl<'a> OwnerSearch<'a> {
         table: &str,
         socket: &str,
     ) -> Result<Option<CString>, OwnerUnknown> {
-        let place = path(table)?;
-        for number in self.numbers(process, &place)? {
+        let path = c_path(table)?;
+        for number in self.list_numbers(process, &path)? {
             self.check_time()?;
-            let descriptor = path(&format!("{table}/{number}"))?;
+            let descriptor = c_path(&format!("{table}/{number}"))?;
             if points_to(process, &descriptor, socket)? {
                 return Ok(Some(descriptor));
             }
@@ -208,11 +213,11 @@ impl<'a> OwnerSearch<'a> {
         Ok(None)
     }
 
-    /// Whether a thread that cannot be examined is none of the agent's: it has exited, or was
-    /// started by a subreaper and has executed no program.
-    fn is_not_agents(&self, pid: Pid, process: &OwnedFd, thread: i32) -> bool {
+    /// Whether a thread that cannot be examined belongs to no program of the agent: it has exited,
+    /// or a subreaper started it and it has executed no program.
+    fn is_not_of_agent(&self, pid: Pid, process: &OwnedFd, thread: i32) -> bool {
         let state = || {
-            let stat = path(&format!("task/{thread}/stat")).ok()?;
+            let stat = c_path(&format!("task/{thread}/stat")).ok()?;
             let file = openat(process, stat.as_c_str(), OFlag::O_CLOEXEC, Mode::empty()).ok()?;
             let mut bytes = Vec::new();
             std::fs::File::from(file).read_to_end(&mut bytes).ok()?;
@@ -222,18 +227,18 @@ impl<'a> OwnerSearch<'a> {
         };
         state().is_some_and(|(parent, flags)| {
             let by_a_subreaper =
-                self.inside.started.contains(&pid) || self.inside.unreported.contains(&parent);
+                self.view.started.contains(&pid) || self.view.unreported.contains(&parent);
             flags & process_tree::EXITING != 0 || by_a_subreaper && flags & NEVER_EXECUTED != 0
         })
     }
 
     /// The numeric entries of a directory; none if it does not exist any more.
-    fn numbers(&mut self, at: &OwnedFd, place: &CStr) -> Result<Vec<i32>, OwnerUnknown> {
+    fn list_numbers(&mut self, at: &OwnedFd, path: &CStr) -> Result<Vec<i32>, OwnerUnknown> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let Some(mut listing) = ignore_gone(Dir::openat(at, place, flags, Mode::empty()))? else {
+        let Some(mut listing) = ignore_gone(Dir::openat(at, path, flags, Mode::empty()))? else {
             return Ok(Vec::new());
         };
-        let mut numbers = Vec::new();
+        let mut found = Vec::new();
         for entry in listing.iter() {
             let Some(entry) = ignore_gone(entry)? else {
                 break;
@@ -242,15 +247,15 @@ impl<'a> OwnerSearch<'a> {
             let Some(number) = name.and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            self.left = self.left.checked_sub(1).ok_or(OwnerUnknown::TooMuch)?;
-            numbers.push(number);
+            self.remaining = self.remaining.checked_sub(1).ok_or(OwnerUnknown::TooMuch)?;
+            found.push(number);
         }
         self.check_time()?;
-        Ok(numbers)
+        Ok(found)
     }
 
     fn check_time(&self) -> Result<(), OwnerUnknown> {
-        if self.budget.is_over() {
+        if self.budget.is_exhausted() {
             return Err(OwnerUnknown::TooMuch);
         }
         Ok(())
@@ -266,7 +271,7 @@ fn ignore_gone<T>(found: nix::Result<T>) -> Result<Option<T>, OwnerUnknown> {
     }
 }
 
-fn path(text: &str) -> Result<CString, OwnerUnknown> {
+fn c_path(text: &str) -> Result<CString, OwnerUnknown> {
     CString::new(text).map_err(|_| OwnerUnknown::NoSingleProgram)
 }
 
@@ -280,22 +285,23 @@ fn executable(process: &OwnedFd) -> Result<Option<CString>, OwnerUnknown> {
     let Some(target) = ignore_gone(readlinkat(process, c"exe"))? else {
         return Ok(None);
     };
-    path_of(&target).map(Some)
+    executable_path(&target).map(Some)
 }
 
-fn path_of(target: &OsStr) -> Result<CString, OwnerUnknown> {
+fn executable_path(target: &OsStr) -> Result<CString, OwnerUnknown> {
     CString::new(target.as_bytes()).map_err(|_| OwnerUnknown::NoSingleProgram)
 }
 
-/// A path that can be reported: one line of UTF-8, absolute.
-fn name(executable: &CStr) -> Option<String> {
+/// Returns a path that can be reported: absolute, and one line of UTF-8.
+fn printable_path(executable: &CStr) -> Option<String> {
     let name = executable.to_str().ok()?;
-    let clear = Path::new(name).is_absolute() && !name.chars().any(char::is_control);
-    clear.then(|| name.to_owned())
+    let is_printable = Path::new(name).is_absolute() && !name.chars().any(char::is_control);
+    is_printable.then(|| name.to_owned())
 }
 
-/// Opens the file without following links: the kernel's path of a file has none.
-fn exact() -> OpenHow {
+/// Options for opening an executable without following links: the path that the kernel reports
+/// contains no link.
+fn no_links() -> OpenHow {
     OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS)
@@ -303,16 +309,16 @@ fn exact() -> OpenHow {
 
 /// Identifies a file by device and inode. A file that cannot be opened by its path was deleted, or
 /// is in no visible directory.
-fn identity(file: nix::Result<OwnedFd>) -> Result<(u64, u64), OwnerUnknown> {
+fn file_id(file: nix::Result<OwnedFd>) -> Result<(u64, u64), OwnerUnknown> {
     let found = file.and_then(|file| fstat(file.as_fd()));
     let found = found.map_err(|_| OwnerUnknown::NoSingleProgram)?;
     Ok((found.st_dev, found.st_ino))
 }
 
-/// Whether two threads share a descriptor table. If the kernel cannot tell, both tables are
-/// examined.
+/// Whether two threads share a descriptor table. If the kernel does not support the comparison,
+/// both tables are examined.
 fn shares_table(one: i32, other: i32) -> bool {
     const KCMP_FILES: libc::c_int = 2;
-    // SAFETY: plain numbers; the call touches no memory of ours.
+    // SAFETY: the call takes numbers and accesses no memory.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }
 }

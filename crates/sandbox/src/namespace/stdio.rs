@@ -13,20 +13,24 @@ use super::identity::Account;
 use super::protocol::TerminalSize;
 use super::step::{Step, StepError};
 
-/// The ends of a command's standard streams: `inside` for the command, `outside` for the client.
+/// The ends of a command's standard streams: `child_ends` for the command, `caller_ends` for the
+/// client.
 pub(crate) struct StdioEnds {
-    pub(crate) inside: Vec<OwnedFd>,
-    pub(crate) outside: Vec<OwnedFd>,
+    pub(crate) child_ends: Vec<OwnedFd>,
+    pub(crate) caller_ends: Vec<OwnedFd>,
 }
 
 /// Creates a terminal of this size, or three pipes.
-pub(crate) fn make(terminal: Option<TerminalSize>, agent: Account) -> Result<StdioEnds, StepError> {
-    as_agent(agent, || open_stdio(terminal))
+pub(crate) fn create_stdio(
+    terminal: Option<TerminalSize>,
+    agent: Account,
+) -> Result<StdioEnds, StepError> {
+    with_agent_ids(agent, || open_stdio(terminal))
 }
 
 /// Calls `work` with the agent's file system ids, so that the agent owns new pipes and terminals:
 /// `/dev/stdout` must be openable by the process that has it.
-fn as_agent<T>(
+fn with_agent_ids<T>(
     agent: Account,
     work: impl FnOnce() -> Result<T, StepError>,
 ) -> Result<T, StepError> {
@@ -46,10 +50,11 @@ fn as_agent<T>(
 fn open_stdio(terminal: Option<TerminalSize>) -> Result<StdioEnds, StepError> {
     let Some(size) = terminal else {
         let pipe = || pipe2(OFlag::O_CLOEXEC).step("creating a pipe");
-        let ((stdin, feed), (out, stdout), (err, stderr)) = (pipe()?, pipe()?, pipe()?);
+        let ((stdin, stdin_writer), (stdout_reader, stdout), (stderr_reader, stderr)) =
+            (pipe()?, pipe()?, pipe()?);
         return Ok(StdioEnds {
-            inside: vec![stdin, stdout, stderr],
-            outside: vec![feed, out, err],
+            child_ends: vec![stdin, stdout, stderr],
+            caller_ends: vec![stdin_writer, stdout_reader, stderr_reader],
         });
     };
     let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
@@ -60,19 +65,20 @@ fn open_stdio(terminal: Option<TerminalSize>) -> Result<StdioEnds, StepError> {
     if result != 0 {
         return Err(Error::last_os_error()).step("unlocking the terminal");
     }
-    // By descriptor and not by name, so that no file in the agent's /dev can replace it.
-    // SAFETY: plain numbers; the result is checked before it is owned.
+    // The other end is opened by descriptor and not by name, so that no file in the agent's /dev
+    // can replace it. SAFETY: the call takes numbers; the result is checked before it becomes an
+    // `OwnedFd`.
     let slave = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags.bits()) };
     if slave < 0 {
         return Err(Error::last_os_error()).step("opening the terminal's other end");
     }
-    // SAFETY: the kernel has just made it, for us alone.
+    // SAFETY: the kernel returned a new descriptor, which has no other owner.
     let slave = unsafe { OwnedFd::from_raw_fd(slave) };
     set_size(&master, size).step("resizing the terminal")?;
-    let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().step("copying a descriptor");
+    let duplicate = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().step("copying a descriptor");
     Ok(StdioEnds {
-        inside: vec![copy(&slave)?, copy(&slave)?, slave],
-        outside: vec![master],
+        child_ends: vec![duplicate(&slave)?, duplicate(&slave)?, slave],
+        caller_ends: vec![master],
     })
 }
 
@@ -102,7 +108,7 @@ pub(crate) fn redirect_to_null(descriptors: &[RawFd]) -> std::io::Result<()> {
 
 /// `dup2`, onto one of the standard descriptors.
 pub(crate) fn replace(from: &impl AsRawFd, onto: RawFd) -> std::io::Result<()> {
-    // SAFETY: only the numbers 0 to 2 are replaced, which no `OwnedFd` of ours holds.
+    // SAFETY: only the descriptors 0 to 2 are replaced, which no `OwnedFd` of this process holds.
     match unsafe { libc::dup2(from.as_raw_fd(), onto) } {
         -1 => Err(Error::last_os_error()),
         _ => Ok(()),

@@ -32,25 +32,27 @@ use super::step::{Step, StepError};
 
 /// The absolute paths of the mapping tools.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Tools {
+pub(crate) struct MappingTools {
     pub(crate) users: PathBuf,
     pub(crate) groups: PathBuf,
 }
 
-/// A contiguous range of ids.
+/// A contiguous range of ids inside and outside of the user namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Extent {
-    pub(crate) inside: u32,
-    pub(crate) outside: u32,
+    #[serde(rename = "inside")]
+    pub(crate) first_inside: u32,
+    #[serde(rename = "outside")]
+    pub(crate) first_outside: u32,
     pub(crate) count: u32,
 }
 
 impl Extent {
     /// A range with the same numbers inside and outside.
-    pub(crate) fn same(first: u32, count: u32) -> Self {
+    pub(crate) fn identical(first: u32, count: u32) -> Self {
         Self {
-            inside: first,
-            outside: first,
+            first_inside: first,
+            first_outside: first,
             count,
         }
     }
@@ -59,79 +61,82 @@ impl Extent {
 /// The ids to map, and the tools that map them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SubidMap {
-    pub(crate) tools: Tools,
+    pub(crate) tools: MappingTools,
     pub(crate) users: Vec<Extent>,
     pub(crate) groups: Vec<Extent>,
 }
 
-const MAPPING: &str = "mapping the ids of /etc/subuid";
+/// The name of the step in errors.
+const STEP_NAME: &str = "mapping the ids of /etc/subuid";
 
 impl SubidMap {
     /// Moves this process irrevocably into the user namespace. It must have one thread.
     pub(crate) fn enter(&self) -> Result<(), StepError> {
         let (ready_reader, ready) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
-        let (answer, result_writer) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
+        let (result_reader, result_writer) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
         let target = getpid();
         // SAFETY: this process has one thread, so the child may do whatever the parent may.
         match unsafe { fork() }.step("creating a process")? {
             ForkResult::Child => {
-                drop((ready, answer));
+                drop((ready, result_reader));
                 self.write_maps(target, ready_reader, result_writer);
                 std::process::exit(0)
             }
             ForkResult::Parent { child } => {
                 drop((ready_reader, result_writer));
-                let taken = wait_for_mapper(ready, answer);
+                let mapped = wait_for_mapper(ready, result_reader);
                 let _ = waitpid(child, None);
-                taken?;
+                mapped?;
             }
         }
-        // No executed program can gain a right, and this process executes none.
+        // This process executes no program. If it did, no program could gain a privilege.
         prctl::set_no_new_privs().step("setting no_new_privs")?;
         hardening::empty_bounding_set(&[]).step("emptying the bounding set")?;
         hardening::keep_capabilities(hardening::SUBID_CAPABILITIES).step("dropping capabilities")
     }
 
-    /// The mapper's side: writes the result to the pipe.
+    /// Runs in the mapper: maps the ids and writes the result to the pipe.
     fn write_maps(&self, target: Pid, ready_reader: OwnedFd, result_writer: OwnedFd) {
-        let mut word = [0];
-        // The target has exited.
-        if !matches!(File::from(ready_reader).read(&mut word), Ok(1)) {
+        let mut byte = [0];
+        // Without this byte the target has exited.
+        if !matches!(File::from(ready_reader).read(&mut byte), Ok(1)) {
             return;
         }
         let mapped = run_mapping_tool(&self.tools.users, target, &self.users)
             .and_then(|()| run_mapping_tool(&self.tools.groups, target, &self.groups));
-        let (code, words) = match mapped {
+        let (code, message) = match mapped {
             Ok(()) => (b"+", String::new()),
             Err(error) => (b"-", error.to_string()),
         };
         let mut result_writer = File::from(result_writer);
         let _ = result_writer
             .write_all(code)
-            .and_then(|()| result_writer.write_all(words.as_bytes()));
+            .and_then(|()| result_writer.write_all(message.as_bytes()));
     }
 }
 
-/// The target's side between the fork and the mapper's exit.
-fn wait_for_mapper(ready: OwnedFd, answer: OwnedFd) -> Result<(), StepError> {
+/// Runs in the target: creates the user namespace and waits for the mapper's result.
+fn wait_for_mapper(ready: OwnedFd, result_reader: OwnedFd) -> Result<(), StepError> {
     unshare(CloneFlags::CLONE_NEWUSER).step(
         "creating a user namespace (run `palisade doctor` to check whether they are allowed)",
     )?;
-    File::from(ready).write_all(b"+").step(MAPPING)?;
-    let mut words = Vec::new();
-    File::from(answer).read_to_end(&mut words).step(MAPPING)?;
-    match words.split_first() {
+    File::from(ready).write_all(b"+").step(STEP_NAME)?;
+    let mut message = Vec::new();
+    File::from(result_reader)
+        .read_to_end(&mut message)
+        .step(STEP_NAME)?;
+    match message.split_first() {
         Some((b'+', _)) => Ok(()),
         Some((_, why)) => Err(Error::other(String::from_utf8_lossy(why).into_owned())),
         None => Err(Error::other("the mapping process exited early")),
     }
-    .step(MAPPING)
+    .step(STEP_NAME)
 }
 
 fn run_mapping_tool(tool: &Path, target: Pid, extents: &[Extent]) -> std::io::Result<()> {
     let numbers = extents
         .iter()
-        .flat_map(|extent| [extent.inside, extent.outside, extent.count])
+        .flat_map(|extent| [extent.first_inside, extent.first_outside, extent.count])
         .map(|number| number.to_string());
     let output = Command::new(tool)
         .arg(target.to_string())

@@ -1,8 +1,8 @@
 //! Subordinate ids of the operator, from `/etc/subuid` and `/etc/subgid`.
 //!
-//! They are divided into slices, one for each sandbox. In the sandbox, a slice is 0 to 4094, and
-//! its last id is 65534, the conventional `nobody`. The 65536 ids that distributions grant to a
-//! user suffice for sixteen sandboxes.
+//! The ids are divided into slices, one for each sandbox. In the sandbox, the ids of a slice are 0
+//! to 4094, and the last id of the slice is 65534, the conventional `nobody`. The 65536 ids that
+//! distributions grant to a user suffice for sixteen sandboxes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Gid, Uid, User};
 use serde::{Deserialize, Serialize};
 
-use super::subid_map::{Extent, SubidMap, Tools};
+use super::subid_map::{Extent, MappingTools, SubidMap};
 
 /// The number of subordinate ids of a sandbox.
 pub(crate) const IDS_PER_SANDBOX: u32 = 1 << 12;
@@ -27,11 +27,12 @@ const MAX_ID: u32 = 1 << 31;
 
 /// The first id of a new line, as in `useradd`.
 const DEFAULT_FIRST_ID: u32 = 100_000;
+/// The number of ids of a new line, as in `useradd`.
 const DEFAULT_ID_COUNT: u32 = 1 << 16;
 
 /// The ids of one sandbox: as many groups as users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Slice {
+pub(crate) struct SubidSlice {
     /// The first user.
     pub(crate) first: u32,
     /// The first group.
@@ -43,7 +44,7 @@ pub(crate) struct Slice {
 pub(crate) struct SubidGrant {
     users: Vec<Range>,
     groups: Vec<Range>,
-    tools: Tools,
+    tools: MappingTools,
     user: u32,
     group: u32,
 }
@@ -70,8 +71,8 @@ impl SubidGrant {
     /// Reads the operator's subordinate ids.
     pub(crate) fn read() -> Result<Self, SubidsUnavailable> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let tool = |name: &str| find(name, &path).ok_or_else(|| no_tool(name));
-        let tools = Tools {
+        let tool = |name: &str| find_tool(name, &path).ok_or_else(|| missing_tool(name));
+        let tools = MappingTools {
             users: tool("newuidmap")?,
             groups: tool("newgidmap")?,
         };
@@ -89,20 +90,25 @@ impl SubidGrant {
             group: group.as_raw(),
         };
         if grant.slices().is_empty() {
-            let who = name.unwrap_or_else(|| user.to_string());
-            return Err(grant.no_line(&who, &[&lines.0, &lines.1]));
+            let user_name = name.unwrap_or_else(|| user.to_string());
+            return Err(grant.missing_line(&user_name, &[&lines.0, &lines.1]));
         }
         Ok(grant)
     }
 
     /// Chooses ids for a new sandbox: not in `taken`, and not used by a process that another gate
     /// of the operator may have started.
-    pub(crate) fn choose(&self, seed: &str, taken: &[u32]) -> Result<Slice, SubidsUnavailable> {
+    pub(crate) fn choose(
+        &self,
+        seed: &str,
+        taken: &[u32],
+    ) -> Result<SubidSlice, SubidsUnavailable> {
         let slices = self.slices();
-        let running = running();
-        let is_free = |slice: &&Slice| {
+        let running_user_ids = running_user_ids();
+        let is_free = |slice: &&SubidSlice| {
             let ids = slice.first..slice.first.saturating_add(IDS_PER_SANDBOX);
-            !taken.iter().any(|first| ids.contains(first)) && running.range(ids).next().is_none()
+            !taken.iter().any(|first| ids.contains(first))
+                && running_user_ids.range(ids).next().is_none()
         };
         // Two gates with different directories rarely start at the same slice.
         let start = super::identity::hash(seed) as usize % slices.len().max(1);
@@ -124,16 +130,16 @@ impl SubidGrant {
         self.slices().len()
     }
 
-    /// The subid map of these sandboxes and the operator. Numbers inside are the host's, except
-    /// that a slice's groups have the numbers of its users.
-    pub(crate) fn map_for(&self, slices: &[Slice]) -> SubidMap {
-        let extents = |own: u32, outside: fn(&Slice) -> u32| {
+    /// The subid map of these sandboxes and the operator. Ids have the same numbers inside and
+    /// outside, except that the groups of a slice have the numbers of its users.
+    pub(crate) fn map_for(&self, slices: &[SubidSlice]) -> SubidMap {
+        let extents = |own: u32, outside: fn(&SubidSlice) -> u32| {
             let slices = slices.iter().map(|slice| Extent {
-                inside: slice.first,
-                outside: outside(slice),
+                first_inside: slice.first,
+                first_outside: outside(slice),
                 count: IDS_PER_SANDBOX,
             });
-            slices.chain([Extent::same(own, 1)]).collect()
+            slices.chain([Extent::identical(own, 1)]).collect()
         };
         SubidMap {
             tools: self.tools.clone(),
@@ -147,8 +153,8 @@ impl SubidGrant {
         let extents = |ranges: &[Range], own: u32| {
             let granted = ranges
                 .iter()
-                .map(|(from, to)| Extent::same(*from, to - from));
-            granted.chain([Extent::same(own, 1)]).collect()
+                .map(|(from, to)| Extent::identical(*from, to - from));
+            granted.chain([Extent::identical(own, 1)]).collect()
         };
         SubidMap {
             tools: self.tools.clone(),
@@ -157,26 +163,27 @@ impl SubidGrant {
         }
     }
 
-    fn slices(&self) -> Vec<Slice> {
-        let cut = |ranges: &[Range]| -> Vec<u32> {
+    fn slices(&self) -> Vec<SubidSlice> {
+        let first_ids = |ranges: &[Range]| -> Vec<u32> {
             let count = |(from, to): &Range| (to - from) / IDS_PER_SANDBOX;
             let firsts = ranges.iter().flat_map(|range| {
-                (0..count(range)).map(move |place| range.0 + place * IDS_PER_SANDBOX)
+                (0..count(range)).map(move |offset| range.0 + offset * IDS_PER_SANDBOX)
             });
             firsts.collect()
         };
-        let holds =
+        let contains_id =
             |first: u32, id: u32| (first..first.saturating_add(IDS_PER_SANDBOX)).contains(&id);
-        cut(&self.users)
+        first_ids(&self.users)
             .into_iter()
-            .zip(cut(&self.groups))
-            .map(|(first, groups)| Slice { first, groups })
-            // The operator's group keeps its number, which no mapped group may have.
-            .filter(|slice| !holds(slice.first, self.group))
+            .zip(first_ids(&self.groups))
+            .map(|(first, groups)| SubidSlice { first, groups })
+            // The operator's group is mapped to its own number, so no other group may be mapped to
+            // that number.
+            .filter(|slice| !contains_id(slice.first, self.group))
             .collect()
     }
 
-    fn no_line(&self, who: &str, lines: &[&str]) -> SubidsUnavailable {
+    fn missing_line(&self, user_name: &str, lines: &[&str]) -> SubidsUnavailable {
         let missing: Vec<&str> = [(&self.users, "/etc/subuid"), (&self.groups, "/etc/subgid")]
             .into_iter()
             .filter(|(ranges, _)| !ranges.iter().any(|(from, to)| to - from >= IDS_PER_SANDBOX))
@@ -191,16 +198,16 @@ impl SubidGrant {
         let to = from + DEFAULT_ID_COUNT - 1;
         SubidsUnavailable {
             found: format!(
-                "{missing} has no line that grants {IDS_PER_SANDBOX} or more ids to {who}"
+                "{missing} has no line that grants {IDS_PER_SANDBOX} or more ids to {user_name}"
             ),
             fix: format!(
-                "as root: usermod --add-subuids {from}-{to} --add-subgids {from}-{to} {who}"
+                "as root: usermod --add-subuids {from}-{to} --add-subgids {from}-{to} {user_name}"
             ),
         }
     }
 }
 
-fn no_tool(name: &str) -> SubidsUnavailable {
+fn missing_tool(name: &str) -> SubidsUnavailable {
     SubidsUnavailable {
         found: format!("{name}, which maps ids, is missing or not setuid"),
         fix: "as root: apt install uidmap (elsewhere the package is called shadow-utils)"
@@ -212,31 +219,31 @@ fn no_tool(name: &str) -> SubidsUnavailable {
 fn granted_ranges(lines: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
     let number = uid.to_string();
     let mut ranges: Vec<Range> = parse(lines)
-        .filter(|(who, _)| Some(*who) == name || *who == number)
+        .filter(|(user_name, _)| Some(*user_name) == name || *user_name == number)
         .map(|(_, (from, to))| (from.max(MIN_ID), to.min(MAX_ID)))
         .filter(|(from, to)| from < to)
         .collect();
     ranges.sort_unstable();
-    let mut apart: Vec<Range> = Vec::new();
+    let mut merged: Vec<Range> = Vec::new();
     for (from, to) in ranges {
-        match apart.last_mut() {
+        match merged.last_mut() {
             Some(last) if from <= last.1 => last.1 = last.1.max(to),
-            _ => apart.push((from, to)),
+            _ => merged.push((from, to)),
         }
     }
     // The operator's own id is never used.
-    apart.retain(|(from, to)| !(*from..*to).contains(&uid));
-    apart
+    merged.retain(|(from, to)| !(*from..*to).contains(&uid));
+    merged
 }
 
-/// Parses every valid line: `who:first:count`.
+/// Parses every valid line: `user_name:first:count`.
 fn parse(lines: &str) -> impl Iterator<Item = (&str, Range)> {
     lines.lines().filter_map(|line| {
         let mut words = line.trim().split(':');
-        let who = words.next().filter(|who| !who.is_empty())?;
+        let user_name = words.next().filter(|user_name| !user_name.is_empty())?;
         let from: u32 = words.next()?.parse().ok()?;
         let count: u32 = words.next()?.parse().ok()?;
-        Some((who, (from, from.checked_add(count)?)))
+        Some((user_name, (from, from.checked_add(count)?)))
     })
 }
 
@@ -250,27 +257,27 @@ fn first_free(lines: &[&str]) -> u32 {
     ends.max().unwrap_or(DEFAULT_FIRST_ID).max(DEFAULT_FIRST_ID)
 }
 
-/// Finds a mapping tool that only root can change: in a directory of root's, with setuid or a file
-/// capability.
-fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
-    let usual = ["/usr/bin", "/bin", "/usr/local/bin"].map(PathBuf::from);
+/// Finds a mapping tool that only root can change, in a directory that only root can change, with
+/// setuid or a file capability.
+fn find_tool(name: &str, path: &OsStr) -> Option<PathBuf> {
+    let default_directories = ["/usr/bin", "/bin", "/usr/local/bin"].map(PathBuf::from);
     std::env::split_paths(path)
-        .chain(usual)
-        .filter(|directory| directory.is_absolute() && is_roots(directory))
+        .chain(default_directories)
+        .filter(|directory| directory.is_absolute() && is_only_writable_by_root(directory))
         .map(|directory| directory.join(name))
         .find(|tool| {
             tool.metadata().is_ok_and(|data| {
                 let mode = data.permissions().mode();
                 data.is_file()
                     && mode & 0o111 != 0
-                    && is_roots(tool)
+                    && is_only_writable_by_root(tool)
                     && (mode & libc::S_ISUID != 0 || has_capability(tool))
             })
         })
 }
 
 /// Whether only root can change the path.
-fn is_roots(path: &Path) -> bool {
+fn is_only_writable_by_root(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|data| data.uid() == 0 && data.mode() & 0o022 == 0)
 }
@@ -280,13 +287,14 @@ fn has_capability(path: &Path) -> bool {
         return false;
     };
     let name = c"security.capability";
-    // SAFETY: both strings outlive the call, which writes nothing where there is no room.
+    // SAFETY: both strings outlive the call, which writes nothing, because the size of the buffer
+    // is 0.
     let length = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) };
     length > 0
 }
 
 /// The user ids of all processes on this machine, without zombies.
-fn running() -> BTreeSet<u32> {
+fn running_user_ids() -> BTreeSet<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
         .filter(|entry| {
@@ -302,8 +310,8 @@ fn running() -> BTreeSet<u32> {
                 let line = status.lines().find_map(|line| line.strip_prefix(name));
                 line.unwrap_or_default().split_whitespace()
             };
-            let ended = words("State:").next().is_some_and(|state| state == "Z");
-            let ids = words("Uid:").filter(|_| !ended);
+            let is_zombie = words("State:").next().is_some_and(|state| state == "Z");
+            let ids = words("Uid:").filter(|_| !is_zombie);
             ids.filter_map(|id| id.parse().ok()).collect::<Vec<u32>>()
         })
         .collect()
@@ -317,7 +325,7 @@ mod tests {
         SubidGrant {
             users: granted_ranges(subuid, Some("ann"), 2000),
             groups: granted_ranges(subgid, Some("ann"), 2000),
-            tools: Tools {
+            tools: MappingTools {
                 users: "/usr/bin/newuidmap".into(),
                 groups: "/usr/bin/newgidmap".into(),
             },
@@ -365,8 +373,11 @@ mod tests {
             }
             taken.push(slice.first);
         }
-        let lack = grant.choose("same", &taken).unwrap_err();
-        assert!(lack.fix.contains("delete a sandbox"), "{lack}");
+        let unavailable = grant.choose("same", &taken).unwrap_err();
+        assert!(
+            unavailable.fix.contains("delete a sandbox"),
+            "{unavailable}"
+        );
     }
 
     #[test]
@@ -374,21 +385,24 @@ mod tests {
         let lines = "bob:100000:65536\neve:165536:65536\n";
         let grant = grant(lines, "");
         assert!(grant.slices().is_empty());
-        let lack = grant.no_line("ann", &[lines, ""]).to_string();
-        assert!(lack.contains("/etc/subuid and /etc/subgid"), "{lack}");
+        let unavailable = grant.missing_line("ann", &[lines, ""]).to_string();
+        assert!(
+            unavailable.contains("/etc/subuid and /etc/subgid"),
+            "{unavailable}"
+        );
         let fix = "usermod --add-subuids 231072-296607 --add-subgids 231072-296607 ann";
-        assert!(lack.contains(fix), "{lack}");
+        assert!(unavailable.contains(fix), "{unavailable}");
     }
 
     #[test]
     fn only_roots_own_tools_are_trusted() {
-        let place = tempfile::tempdir().unwrap();
-        let tool = place.path().join("newuidmap");
+        let directory = tempfile::tempdir().unwrap();
+        let tool = directory.path().join("newuidmap");
         fs::write(&tool, "").unwrap();
         fs::set_permissions(&tool, fs::Permissions::from_mode(0o4755)).unwrap();
-        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        let found = find("newuidmap", place.path().as_os_str());
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let found = find_tool("newuidmap", directory.path().as_os_str());
         assert_ne!(found, Some(tool), "its directory is writable by others");
-        assert_eq!(find("palisade-has-no-such-tool", OsStr::new("")), None);
+        assert_eq!(find_tool("palisade-has-no-such-tool", OsStr::new("")), None);
     }
 }

@@ -1,5 +1,5 @@
-//! Survey of what this machine allows, found by trying it in temporary processes and a temporary
-//! directory.
+//! Survey of the features that this machine allows. Each feature is tried in temporary processes
+//! and a temporary directory.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -24,34 +24,36 @@ use crate::contract::{SandboxError, SandboxLimits};
 pub struct SurveyFinding {
     /// The examined feature.
     pub what: &'static str,
-    /// The verdict.
-    pub verdict: SurveyVerdict,
+    /// Whether the feature works.
+    #[serde(rename = "verdict")]
+    pub status: SurveyStatus,
     /// The result.
     pub text: String,
     /// The remedy.
     pub fix: Option<String>,
 }
 
-/// The verdict about a feature.
+/// Whether a feature works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SurveyVerdict {
+pub enum SurveyStatus {
     /// The feature works.
-    Well,
+    #[serde(rename = "well")]
+    Ok,
     /// Sandboxes work with a missing protection or feature.
     Weaker,
     /// No sandbox works without the feature.
     Missing,
 }
 
-/// The results of the trials; `None` was not tried.
+/// The results of the trials; `None` for a feature that was not tried.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Trials {
-    namespaces: Option<Outcome>,
-    mounts: Option<Outcome>,
-    overlay: Option<Outcome>,
-    proc: Option<Outcome>,
-    time: Option<Outcome>,
+    namespaces: Option<TrialOutcome>,
+    mounts: Option<TrialOutcome>,
+    overlay: Option<TrialOutcome>,
+    proc: Option<TrialOutcome>,
+    time: Option<TrialOutcome>,
     landlock: u32,
 }
 
@@ -63,11 +65,13 @@ enum Reply {
     LaunchMessage(LaunchMessage),
 }
 
+/// The result of a trial; an error is the kernel's reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Outcome(std::result::Result<(), String>);
+pub(crate) struct TrialOutcome(std::result::Result<(), String>);
 
-impl Outcome {
-    fn of<E: Into<Error>>(result: std::result::Result<(), E>) -> Option<Self> {
+impl TrialOutcome {
+    /// Converts the result of a trial that was made.
+    fn tried<E: Into<Error>>(result: std::result::Result<(), E>) -> Option<Self> {
         Some(Self(result.map_err(|error| error.into().to_string())))
     }
 }
@@ -75,24 +79,24 @@ impl Outcome {
 impl Namespace {
     /// Surveys this machine. Takes a few milliseconds.
     pub fn survey(&self) -> std::result::Result<Vec<SurveyFinding>, SandboxError> {
-        let system = || SandboxError::system("checking what this machine allows");
+        let system = || SandboxError::system("checking the features of this machine");
         fs::DirBuilder::new()
             .recursive(true)
             .create(&self.directory)
             .map_err(system())?;
-        let (line, its) = packet::socket_pair().map_err(system())?;
+        let (channel, child_end) = packet::socket_pair().map_err(system())?;
         let mut launcher = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
-            .stdin(Stdio::from(its))
+            .stdin(Stdio::from(child_end))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .map_err(system())?;
         let directory = self.directory.clone();
-        let received = packet::send(line.as_fd(), &LauncherRequest::Survey { directory }, &[])
-            .and_then(|()| packet::receive::<Reply>(line.as_fd()));
-        drop(line);
+        let received = packet::send(channel.as_fd(), &LauncherRequest::Survey { directory }, &[])
+            .and_then(|()| packet::receive::<Reply>(channel.as_fd()));
+        drop(channel);
         let _ = launcher.wait();
         let (reply, _) = received
             .map_err(system())?
@@ -107,7 +111,7 @@ impl Namespace {
             }
         };
         let ids = subordinate_ids(|grant| {
-            // The path does not exist: the trial is entering the subid map.
+            // The path does not exist: the operation only tries to enter the subid map.
             let path = self.directory.join(".survey-ids");
             let subid_map = grant.map_for_all();
             self.run_file_op_in_child(subid_map, None, FileOp::Remove { path })
@@ -119,7 +123,7 @@ impl Namespace {
 
 fn findings(trials: &Trials, program: &Path, ids: SurveyFinding) -> Vec<SurveyFinding> {
     vec![
-        user_namespaces(trials, &Causes::read(), program),
+        user_namespaces(trials, &UserNamespaceSettings::read(), program),
         overlay(trials),
         proc(trials),
         cgroups(),
@@ -133,7 +137,7 @@ fn findings(trials: &Trials, program: &Path, ids: SurveyFinding) -> Vec<SurveyFi
 fn ok_finding(what: &'static str, text: impl Into<String>) -> SurveyFinding {
     SurveyFinding {
         what,
-        verdict: SurveyVerdict::Well,
+        status: SurveyStatus::Ok,
         text: text.into(),
         fix: None,
     }
@@ -141,13 +145,13 @@ fn ok_finding(what: &'static str, text: impl Into<String>) -> SurveyFinding {
 
 fn finding(
     what: &'static str,
-    verdict: SurveyVerdict,
+    status: SurveyStatus,
     text: impl Into<String>,
     fix: impl Into<String>,
 ) -> SurveyFinding {
     SurveyFinding {
         what,
-        verdict,
+        status,
         text: text.into(),
         fix: Some(fix.into()),
     }
@@ -155,15 +159,16 @@ fn finding(
 
 /// Settings that forbid user namespaces.
 #[derive(Default)]
-struct Causes {
-    /// Ubuntu 24.04: they can be created, but give no capabilities.
+struct UserNamespaceSettings {
+    /// Ubuntu 24.04: user namespaces can be created, but give no capabilities.
     apparmor: bool,
-    /// Debian's old setting.
-    switched_off: bool,
-    none_allowed: bool,
+    /// Debian's old setting disables user namespaces.
+    disabled: bool,
+    /// The maximum number of user namespaces is 0.
+    max_is_zero: bool,
 }
 
-impl Causes {
+impl UserNamespaceSettings {
     fn read() -> Self {
         let is = |path: &str, value: &str| {
             fs::read_to_string(path).is_ok_and(|text| text.trim() == value)
@@ -174,15 +179,15 @@ impl Causes {
                 &format!("{kernel}/apparmor_restrict_unprivileged_userns"),
                 "1",
             ),
-            switched_off: is(&format!("{kernel}/unprivileged_userns_clone"), "0"),
-            none_allowed: is("/proc/sys/user/max_user_namespaces", "0"),
+            disabled: is(&format!("{kernel}/unprivileged_userns_clone"), "0"),
+            max_is_zero: is("/proc/sys/user/max_user_namespaces", "0"),
         }
     }
 
     fn fix(&self, program: &Path) -> String {
-        if self.none_allowed {
+        if self.max_is_zero {
             "as root: sysctl user.max_user_namespaces=15000".to_owned()
-        } else if self.switched_off {
+        } else if self.disabled {
             "as root: sysctl kernel.unprivileged_userns_clone=1".to_owned()
         } else if self.apparmor {
             format!(
@@ -199,14 +204,18 @@ impl Causes {
     }
 }
 
-fn user_namespaces(trials: &Trials, causes: &Causes, program: &Path) -> SurveyFinding {
+fn user_namespaces(
+    trials: &Trials,
+    settings: &UserNamespaceSettings,
+    program: &Path,
+) -> SurveyFinding {
     const NAME: &str = "user namespaces";
-    let refused = |text: String| finding(NAME, SurveyVerdict::Missing, text, causes.fix(program));
+    let refused = |text: String| finding(NAME, SurveyStatus::Missing, text, settings.fix(program));
     match (&trials.namespaces, &trials.mounts) {
-        (Some(Outcome(Ok(()))), Some(Outcome(Ok(())))) => ok_finding(NAME, "allowed"),
-        (Some(Outcome(Err(why))), _) => refused(format!("refused: {why}")),
-        (_, Some(Outcome(Err(why)))) => {
-            refused(format!("allowed, but without capabilities: {why}"))
+        (Some(TrialOutcome(Ok(()))), Some(TrialOutcome(Ok(())))) => ok_finding(NAME, "allowed"),
+        (Some(TrialOutcome(Err(reason))), _) => refused(format!("refused: {reason}")),
+        (_, Some(TrialOutcome(Err(reason)))) => {
+            refused(format!("allowed, but without capabilities: {reason}"))
         }
         (_, None) | (None, _) => refused("not tried".to_owned()),
     }
@@ -215,18 +224,18 @@ fn user_namespaces(trials: &Trials, causes: &Causes, program: &Path) -> SurveyFi
 fn overlay(trials: &Trials) -> SurveyFinding {
     const NAME: &str = "overlay in a user namespace";
     match &trials.overlay {
-        Some(Outcome(Ok(()))) => ok_finding(NAME, "works"),
-        Some(Outcome(Err(why))) => finding(
+        Some(TrialOutcome(Ok(()))) => ok_finding(NAME, "works"),
+        Some(TrialOutcome(Err(reason))) => finding(
             NAME,
-            SurveyVerdict::Weaker,
+            SurveyStatus::Weaker,
             format!(
-                "refused: {why}; system directories are read-only inside, and neither host paths nor a rootfs work"
+                "refused: {reason}; system directories are read-only inside, and neither host paths nor a rootfs work"
             ),
             "use Linux 5.11 or newer, as root: modprobe overlay, and keep the state directory on ext4, xfs or btrfs",
         ),
         None => finding(
             NAME,
-            SurveyVerdict::Weaker,
+            SurveyStatus::Weaker,
             "not tried",
             "see user namespaces",
         ),
@@ -236,16 +245,16 @@ fn overlay(trials: &Trials) -> SurveyFinding {
 fn proc(trials: &Trials) -> SurveyFinding {
     const NAME: &str = "a new /proc";
     match &trials.proc {
-        Some(Outcome(Ok(()))) => ok_finding(NAME, "works"),
-        Some(Outcome(Err(why))) => finding(
+        Some(TrialOutcome(Ok(()))) => ok_finding(NAME, "works"),
+        Some(TrialOutcome(Err(reason))) => finding(
             NAME,
-            SurveyVerdict::Missing,
-            format!("refused: {why}"),
+            SurveyStatus::Missing,
+            format!("refused: {reason}"),
             "inside a container: start it with --security-opt systempaths=unconfined, or use the docker backend",
         ),
         None => finding(
             NAME,
-            SurveyVerdict::Missing,
+            SurveyStatus::Missing,
             "not tried",
             "see user namespaces",
         ),
@@ -255,17 +264,17 @@ fn proc(trials: &Trials) -> SurveyFinding {
 fn cgroups() -> SurveyFinding {
     const NAME: &str = "cgroups";
     let planned = cgroup::plan(&format!("palisade-survey-{}", std::process::id()));
-    let (made, counted) = cgroup::make(&planned, SandboxLimits::default());
+    let (made, cgroup_limits) = cgroup::create_planned(&planned, SandboxLimits::default());
     let freezes = cgroup::is_frozen(&made).is_some();
     let _ = cgroup::remove(&made);
     let missing: Vec<_> = [
-        (counted.memory, "memory"),
-        (counted.pids, "processes"),
-        (counted.cpu, "processor time"),
+        (cgroup_limits.memory, "memory"),
+        (cgroup_limits.pids, "processes"),
+        (cgroup_limits.cpu, "processor time"),
         (freezes, "freezing"),
     ]
     .into_iter()
-    .filter(|(there, _)| !there)
+    .filter(|(has_it, _)| !has_it)
     .map(|(_, what)| what)
     .collect();
     if missing.is_empty() {
@@ -278,7 +287,7 @@ fn cgroups() -> SurveyFinding {
     };
     finding(
         NAME,
-        SurveyVerdict::Weaker,
+        SurveyStatus::Weaker,
         format!(
             "not for {}: limits hold per process and user only, agents run at idle priority, \
              sandbox.limits.cpus cannot be set, and a pause is done by signals",
@@ -293,19 +302,19 @@ fn landlock(version: u32) -> SurveyFinding {
     match version {
         0 => finding(
             NAME,
-            SurveyVerdict::Weaker,
+            SurveyStatus::Weaker,
             "not active; sandboxes have no second layer of isolation",
             "boot with landlock in the lsm= list (Linux 5.13 or newer)",
         ),
         1 => finding(
             NAME,
-            SurveyVerdict::Weaker,
+            SurveyStatus::Weaker,
             "version 1, which forbids renames between directories; not used",
             "use Linux 5.19 or newer",
         ),
         2..6 => finding(
             NAME,
-            SurveyVerdict::Weaker,
+            SurveyStatus::Weaker,
             format!("version {version}: files only"),
             "use Linux 6.12 or newer for signals and abstract sockets",
         ),
@@ -316,16 +325,16 @@ fn landlock(version: u32) -> SurveyFinding {
 fn time(trials: &Trials) -> SurveyFinding {
     const NAME: &str = "time namespaces";
     match &trials.time {
-        Some(Outcome(Ok(()))) => ok_finding(NAME, "allowed"),
-        Some(Outcome(Err(why))) => finding(
+        Some(TrialOutcome(Ok(()))) => ok_finding(NAME, "allowed"),
+        Some(TrialOutcome(Err(reason))) => finding(
             NAME,
-            SurveyVerdict::Weaker,
-            format!("refused: {why}; the time since boot is visible inside either way"),
+            SurveyStatus::Weaker,
+            format!("refused: {reason}; the time since boot is visible inside either way"),
             "use Linux 5.6 or newer with CONFIG_TIME_NS",
         ),
         None => finding(
             NAME,
-            SurveyVerdict::Weaker,
+            SurveyStatus::Weaker,
             "not tried",
             "see user namespaces",
         ),
@@ -341,7 +350,7 @@ fn subordinate_ids(take: impl FnOnce(&SubidGrant) -> Result<()>) -> SurveyFindin
     }
     let weaker = |found: String, fix| {
         let text = format!("{found}; --root does not work without them");
-        finding(NAME, SurveyVerdict::Weaker, text, fix)
+        finding(NAME, SurveyStatus::Weaker, text, fix)
     };
     let grant = match SubidGrant::read() {
         Ok(grant) => grant,
@@ -352,8 +361,8 @@ fn subordinate_ids(take: impl FnOnce(&SubidGrant) -> Result<()>) -> SurveyFindin
             NAME,
             format!("sufficient for {} sandboxes with --root", grant.capacity()),
         ),
-        Err(why) => weaker(
-            why.to_string(),
+        Err(reason) => weaker(
+            reason.to_string(),
             "start the gate where programs may be setuid (no NoNewPrivileges, no nosuid mount), \
              and as the user and group of /etc/passwd"
                 .to_owned(),
@@ -383,7 +392,7 @@ fn groups() -> SurveyFinding {
     }
     finding(
         NAME,
-        SurveyVerdict::Weaker,
+        SurveyStatus::Weaker,
         format!(
             "only root can drop them, so agents have the read permissions of these groups: {}",
             kept.join(", ")
@@ -393,12 +402,12 @@ fn groups() -> SurveyFinding {
 }
 
 /// The launcher's part of the survey; it needs a single thread.
-pub(crate) fn run_trials(line: BorrowedFd<'_>, directory: &Path) -> Result<()> {
+pub(crate) fn run_trials(channel: BorrowedFd<'_>, directory: &Path) -> Result<()> {
     let mut trials = Trials {
         landlock: landlock_domain::version(),
         ..Trials::default()
     };
-    trials.time = Outcome::of(
+    trials.time = TrialOutcome::tried(
         launch::clone_into(libc::CLONE_NEWUSER | libc::CLONE_NEWTIME, None).map(
             |child| match child {
                 None => std::process::exit(0),
@@ -410,7 +419,7 @@ pub(crate) fn run_trials(line: BorrowedFd<'_>, directory: &Path) -> Result<()> {
     let tried = try_namespaces(&mut trials, &place);
     let _ = removal::remove_tree(&place);
     tried?;
-    packet::send(line, &trials, &[])
+    packet::send(channel, &trials, &[])
 }
 
 fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
@@ -430,9 +439,10 @@ fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
             chown(one, Some(first), Some(first))?;
         }
     }
-    // Not by path, because the new id may have no permission for the parents.
+    // The mounts use relative paths, because the new id may have no permission for the parent
+    // directories.
     chdir(place)?;
-    let (ours, its) = packet::socket_pair()?;
+    let (parent_end, child_end) = packet::socket_pair()?;
     let flags = libc::CLONE_NEWUSER
         | libc::CLONE_NEWNS
         | libc::CLONE_NEWPID
@@ -441,33 +451,33 @@ fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
         | libc::CLONE_NEWUTS;
     let child = match launch::clone_into(flags, None) {
         Ok(None) => {
-            drop(ours);
-            let code = i32::from(try_inside(its.as_fd(), identity, trials.clone()).is_err());
+            drop(parent_end);
+            let code = i32::from(try_mounts(child_end.as_fd(), identity, trials.clone()).is_err());
             std::process::exit(code)
         }
         Ok(Some(child)) => child,
         Err(error) => {
-            trials.namespaces = Outcome::of(Err(error));
+            trials.namespaces = TrialOutcome::tried(Err(error));
             return Ok(());
         }
     };
-    drop(its);
+    drop(child_end);
     let mapped = identity::write_maps(child.as_raw(), identity).map_err(|error| error.source);
-    trials.namespaces = Outcome::of(mapped);
-    if packet::send(ours.as_fd(), &LaunchMessage::Go, &[]).is_ok()
-        && let Ok(Some((found, _))) = packet::receive::<Trials>(ours.as_fd())
+    trials.namespaces = TrialOutcome::tried(mapped);
+    if packet::send(parent_end.as_fd(), &LaunchMessage::Go, &[]).is_ok()
+        && let Ok(Some((found, _))) = packet::receive::<Trials>(parent_end.as_fd())
     {
         let namespaces = trials.namespaces.take();
         *trials = found;
         trials.namespaces = namespaces;
     }
-    drop(ours);
+    drop(parent_end);
     let _ = waitpid(child, None);
     Ok(())
 }
 
-fn try_inside(line: BorrowedFd<'_>, identity: Identity, mut trials: Trials) -> Result<()> {
-    packet::receive::<LaunchMessage>(line)?;
+fn try_mounts(channel: BorrowedFd<'_>, identity: Identity, mut trials: Trials) -> Result<()> {
+    packet::receive::<LaunchMessage>(channel)?;
     if let Identity::Range { .. } = identity {
         let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
         setresgid(gid, gid, gid)?;
@@ -475,17 +485,29 @@ fn try_inside(line: BorrowedFd<'_>, identity: Identity, mut trials: Trials) -> R
     }
     let none = None::<&str>;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    trials.mounts = Outcome::of(mount(none, "/", none, private, none));
-    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    trials.mounts = TrialOutcome::tried(mount(none, "/", none, private, none));
+    let restricted = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     let options = Some("lowerdir=lower,upperdir=upper,workdir=work,userxattr");
-    let overlay = mount(Some("overlay"), "merged", Some("overlay"), quiet, options);
-    trials.overlay = Outcome::of(overlay.map_err(Error::from).and_then(|()| {
-        // A successful mount does not imply that writing works.
+    let overlay = mount(
+        Some("overlay"),
+        "merged",
+        Some("overlay"),
+        restricted,
+        options,
+    );
+    trials.overlay = TrialOutcome::tried(overlay.map_err(Error::from).and_then(|()| {
+        // Writing may fail even if the mount succeeded.
         fs::write("merged/file", "")
     }));
-    let fresh = mount(Some("proc"), "proc", Some("proc"), quiet, Some("hidepid=2"));
-    trials.proc = Outcome::of(fresh);
-    packet::send(line, &trials, &[])
+    let fresh = mount(
+        Some("proc"),
+        "proc",
+        Some("proc"),
+        restricted,
+        Some("hidepid=2"),
+    );
+    trials.proc = TrialOutcome::tried(fresh);
+    packet::send(channel, &trials, &[])
 }
 
 #[cfg(test)]
@@ -494,8 +516,8 @@ mod tests {
 
     fn tried(namespaces: &str, mounts: &str) -> Trials {
         let outcome = |word: &str| match word {
-            "" => Some(Outcome(Ok(()))),
-            word => Some(Outcome(Err(word.to_owned()))),
+            "" => Some(TrialOutcome(Ok(()))),
+            word => Some(TrialOutcome(Err(word.to_owned()))),
         };
         Trials {
             namespaces: outcome(namespaces),
@@ -507,27 +529,29 @@ mod tests {
     #[test]
     fn refused_feature_has_the_remedy_of_its_cause() {
         let program = Path::new("/usr/bin/palisade");
-        let text = |trials: &Trials, causes: &Causes| user_namespaces(trials, causes, program);
-        let none = Causes::default();
-        assert_eq!(text(&tried("", ""), &none).verdict, SurveyVerdict::Well);
-        let apparmor = Causes {
+        let text = |trials: &Trials, settings: &UserNamespaceSettings| {
+            user_namespaces(trials, settings, program)
+        };
+        let none = UserNamespaceSettings::default();
+        assert_eq!(text(&tried("", ""), &none).status, SurveyStatus::Ok);
+        let apparmor = UserNamespaceSettings {
             apparmor: true,
-            ..Causes::default()
+            ..UserNamespaceSettings::default()
         };
         let found = text(&tried("", "EACCES"), &apparmor);
-        assert_eq!(found.verdict, SurveyVerdict::Missing);
+        assert_eq!(found.status, SurveyStatus::Missing);
         let fix = found.fix.unwrap();
         assert!(fix.contains("profile palisade /usr/bin/palisade"), "{fix}");
-        let off = Causes {
-            switched_off: true,
-            ..Causes::default()
+        let off = UserNamespaceSettings {
+            disabled: true,
+            ..UserNamespaceSettings::default()
         };
         let fix = text(&tried("EPERM", ""), &off).fix.unwrap();
         assert!(fix.contains("unprivileged_userns_clone=1"), "{fix}");
         let fix = text(&tried("EPERM", ""), &none).fix.unwrap();
         assert!(fix.contains("container"), "{fix}");
         let never = text(&Trials::default(), &none);
-        assert_eq!(never.verdict, SurveyVerdict::Missing);
+        assert_eq!(never.status, SurveyStatus::Missing);
     }
 
     #[test]
@@ -535,7 +559,7 @@ mod tests {
         for trials in [Trials::default(), tried("EPERM", "EPERM"), tried("", "")] {
             let ids = subordinate_ids(|_| Err(Error::other("no")));
             for finding in findings(&trials, Path::new("/usr/bin/palisade"), ids) {
-                let fixable = finding.verdict != SurveyVerdict::Well;
+                let fixable = finding.status != SurveyStatus::Ok;
                 assert_eq!(fixable, finding.fix.is_some(), "{finding:?}");
             }
         }

@@ -11,11 +11,11 @@ use nix::sys::stat::Mode;
 use super::cpu_budget::CpuBudget;
 use super::sock_diag::{self, Diagnosis};
 
-/// Maximum size of a table: some 27 000 sockets.
+/// Maximum size of a table, sufficient for some 27 000 sockets.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
 
-/// Returns the inode of the only socket of this network namespace, the agent's, with these ends.
-/// `None` if there is none, more than one, or the budget is exceeded.
+/// Returns the inode of the only socket with these ends in this network namespace, which is the
+/// agent's. `None` if there is none, more than one, or the budget is exceeded.
 pub(crate) fn find(
     proc: &OwnedFd,
     from: SocketAddr,
@@ -24,28 +24,28 @@ pub(crate) fn find(
 ) -> Option<u64> {
     match sock_diag::query_socket(from, to) {
         Ok(Diagnosis::Inode(inode)) => Some(inode).filter(|inode| *inode != 0),
-        Ok(Diagnosis::Nothing) => None,
-        Ok(Diagnosis::Silent) | Err(_) => find_in_tables(proc, from, to, budget),
+        Ok(Diagnosis::NoSocket) => None,
+        Ok(Diagnosis::Unsupported) | Err(_) => find_in_tables(proc, from, to, budget),
     }
 }
 
-/// The same with the tables of `/proc`, if the kernel does not support the query.
+/// Finds the socket in the tables of `/proc`, for kernels that do not support the query.
 fn find_in_tables(
     proc: &OwnedFd,
     from: SocketAddr,
     to: SocketAddr,
     budget: CpuBudget,
 ) -> Option<u64> {
-    let ends = (plain(from), plain(to));
+    let ends = (canonical_end(from), canonical_end(to));
     let mut found = None;
-    // Both tables for IPv4 too, because an IPv6 socket can have an IPv4 peer.
+    // For IPv4 both tables are read, because an IPv6 socket can have an IPv4 peer.
     for table in ["self/net/tcp", "self/net/tcp6"] {
         let file = match openat(proc, table, OFlag::O_CLOEXEC, Mode::empty()) {
             // The kernel has no IPv6.
             Err(Errno::ENOENT) => continue,
             other => std::fs::File::from(other.ok()?),
         };
-        for inode in matching(file, ends, budget)? {
+        for inode in matching_inodes(file, ends, budget)? {
             // Sockets on different devices can have the same ends.
             if found.replace(inode).is_some() {
                 return None;
@@ -56,15 +56,15 @@ fn find_in_tables(
 }
 
 /// The inodes of all lines with these ends; `None` if the table was not read completely.
-fn matching(table: impl Read, ends: SocketEnds, budget: CpuBudget) -> Option<Vec<u64>> {
+fn matching_inodes(table: impl Read, ends: SocketEnds, budget: CpuBudget) -> Option<Vec<u64>> {
     let mut table = BufReader::with_capacity(64 << 10, table.take(MAX_TABLE_BYTES));
     let (mut line, mut found) = (Vec::new(), Vec::new());
     while table.read_until(b'\n', &mut line).ok()? != 0 {
         // The line is truncated, by the limit or by the kernel.
-        if line.pop() != Some(b'\n') || budget.is_over() {
+        if line.pop() != Some(b'\n') || budget.is_exhausted() {
             return None;
         }
-        if let Some(socket) = Socket::read(&line)
+        if let Some(socket) = Socket::parse(&line)
             && socket.ends == ends
         {
             found.push(socket.inode);
@@ -78,7 +78,7 @@ fn matching(table: impl Read, ends: SocketEnds, budget: CpuBudget) -> Option<Vec
 pub(crate) type SocketEnds = ((IpAddr, u16), (IpAddr, u16));
 
 /// The address and port of an end, without IPv6 flow and scope.
-pub(crate) fn plain(end: SocketAddr) -> (IpAddr, u16) {
+pub(crate) fn canonical_end(end: SocketAddr) -> (IpAddr, u16) {
     (end.ip().to_canonical(), end.port())
 }
 
@@ -91,10 +91,10 @@ struct Socket {
 
 impl Socket {
     /// Parses a line; `None` for the heading, and for a socket without a process.
-    fn read(line: &[u8]) -> Option<Self> {
+    fn parse(line: &[u8]) -> Option<Self> {
         let line = std::str::from_utf8(line).ok()?;
         let mut fields = line.split_ascii_whitespace().skip(1);
-        let ends = (end(fields.next()?)?, end(fields.next()?)?);
+        let ends = (parse_end(fields.next()?)?, parse_end(fields.next()?)?);
         // State, queues, timer, retransmits, user and timeout are skipped.
         let inode = fields.nth(6)?;
         if !inode.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -106,10 +106,10 @@ impl Socket {
 }
 
 /// Parses an end: 32-bit words in the machine's byte order.
-fn end(text: &str) -> Option<(IpAddr, u16)> {
+fn parse_end(text: &str) -> Option<(IpAddr, u16)> {
     let (address, port) = text.split_once(':')?;
-    let port = u16::try_from(hex(port, 4)?).ok()?;
-    let word = |at: usize| Some(hex(address.get(at..at + 8)?, 8)?.to_ne_bytes());
+    let port = u16::try_from(parse_hex(port, 4)?).ok()?;
+    let word = |at: usize| Some(parse_hex(address.get(at..at + 8)?, 8)?.to_ne_bytes());
     let address = match address.len() {
         8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
         32 => {
@@ -123,9 +123,11 @@ fn end(text: &str) -> Option<(IpAddr, u16)> {
 }
 
 /// Parses exactly this many hexadecimal digits.
-fn hex(text: &str, digits: usize) -> Option<u32> {
-    let right = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    right.then(|| u32::from_str_radix(text, 16).ok()).flatten()
+fn parse_hex(text: &str, digits: usize) -> Option<u32> {
+    let is_valid = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_valid
+        .then(|| u32::from_str_radix(text, 16).ok())
+        .flatten()
 }
 
 #[cfg(test)]
@@ -142,15 +144,18 @@ mod tests {
                         00000000  1000        0 4711 1 0000000000000000 20 4 30 10 -1\n";
 
     fn ends(from: &str, to: &str) -> SocketEnds {
-        (plain(from.parse().unwrap()), plain(to.parse().unwrap()))
+        (
+            canonical_end(from.parse().unwrap()),
+            canonical_end(to.parse().unwrap()),
+        )
     }
 
-    fn soon() -> CpuBudget {
-        CpuBudget::of(Duration::from_secs(10))
+    fn test_budget() -> CpuBudget {
+        CpuBudget::new(Duration::from_secs(10))
     }
 
-    fn look(table: &str, from: &str, to: &str) -> Option<Vec<u64>> {
-        matching(table.as_bytes(), ends(from, to), soon())
+    fn find_inodes(table: &str, from: &str, to: &str) -> Option<Vec<u64>> {
+        matching_inodes(table.as_bytes(), ends(from, to), test_budget())
     }
 
     /// The tables are written for the machine that reads them.
@@ -159,22 +164,22 @@ mod tests {
     fn socket_is_found_by_local_and_remote_end() {
         let (own, other) = ("192.0.0.2:50000", "192.0.2.1:80");
         let table = format!("{HEADING}{LINE}");
-        assert_eq!(look(&table, own, other), Some(vec![4711]));
-        assert_eq!(look(&table, other, own), Some(vec![]));
-        assert_eq!(look(&table, own, "192.0.2.1:81"), Some(vec![]));
+        assert_eq!(find_inodes(&table, own, other), Some(vec![4711]));
+        assert_eq!(find_inodes(&table, other, own), Some(vec![]));
+        assert_eq!(find_inodes(&table, own, "192.0.2.1:81"), Some(vec![]));
         // An IPv6 socket with an IPv4 peer, and one with an IPv6 peer.
         let mapped = LINE
             .replace("020000C0", "0000000000000000FFFF0000020000C0")
             .replace("010200C0", "0000000000000000FFFF0000010200C0");
-        assert_eq!(look(&mapped, own, other), Some(vec![4711]));
-        let six = LINE
+        assert_eq!(find_inodes(&mapped, own, other), Some(vec![4711]));
+        let with_ipv6 = LINE
             .replace("020000C0", "B80D0120000000000000000002000000")
             .replace("010200C0", "B80D0120000000000000000001000000");
-        let found = look(&six, "[2001:db8::2]:50000", "[2001:db8::1]:80");
+        let found = find_inodes(&with_ipv6, "[2001:db8::2]:50000", "[2001:db8::1]:80");
         assert_eq!(found, Some(vec![4711]));
         // Both matches are returned.
         let two = format!("{LINE}{}", LINE.replace("4711", "4712"));
-        assert_eq!(look(&two, own, other), Some(vec![4711, 4712]));
+        assert_eq!(find_inodes(&two, own, other), Some(vec![4711, 4712]));
     }
 
     #[test]
@@ -196,30 +201,33 @@ mod tests {
             "   1: 020000C:C350 010200C0:0050 01 0:0 0:0 0 1000 0 4711",
             "   1: ää00C0:C350 010200C0:0050 01 0:0 0:0 0 1000 0 4711",
         ] {
-            assert_eq!(Socket::read(line.as_bytes()), None, "{line}");
+            assert_eq!(Socket::parse(line.as_bytes()), None, "{line}");
         }
-        assert_eq!(Socket::read(b"   1: \xff\xfe:C350"), None);
-        assert!(Socket::read(LINE.as_bytes()).is_some());
+        assert_eq!(Socket::parse(b"   1: \xff\xfe:C350"), None);
+        assert!(Socket::parse(LINE.as_bytes()).is_some());
     }
 
     #[test]
     fn truncated_table_yields_none() {
         let (own, other) = ("192.0.0.2:50000", "192.0.2.1:80");
-        let cut = format!("{HEADING}{}", LINE.trim_end());
-        assert_eq!(look(&cut, own, other), None);
+        let truncated = format!("{HEADING}{}", LINE.trim_end());
+        assert_eq!(find_inodes(&truncated, own, other), None);
         assert_eq!(
-            matching(
+            matching_inodes(
                 LINE.as_bytes(),
                 ends(own, other),
-                CpuBudget::of(Duration::ZERO)
+                CpuBudget::new(Duration::ZERO)
             ),
             None
         );
         let lines = usize::try_from(MAX_TABLE_BYTES).unwrap() / LINE.len() + 1;
-        assert_eq!(look(&LINE.repeat(lines), own, other), None);
+        assert_eq!(find_inodes(&LINE.repeat(lines), own, other), None);
         // Without a newline, no more than the limit is buffered.
         let endless = std::io::repeat(b'x');
-        assert_eq!(matching(endless, ends(own, other), soon()), None);
+        assert_eq!(
+            matching_inodes(endless, ends(own, other), test_budget()),
+            None
+        );
     }
 
     #[test]
@@ -233,12 +241,16 @@ mod tests {
             let (own, other) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
             let inode = nix::sys::stat::fstat(stream.as_fd()).unwrap().st_ino;
             for find in [find, find_in_tables] {
-                assert_eq!(find(&proc, own, other, soon()), Some(inode), "{local}");
+                assert_eq!(
+                    find(&proc, own, other, test_budget()),
+                    Some(inode),
+                    "{local}"
+                );
             }
             drop(listener);
             drop(stream);
             for find in [find, find_in_tables] {
-                assert_eq!(find(&proc, own, other, soon()), None, "{local}");
+                assert_eq!(find(&proc, own, other, test_budget()), None, "{local}");
             }
         }
     }

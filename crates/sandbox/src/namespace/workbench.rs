@@ -1,8 +1,9 @@
 //! The sandbox's workbench: this program, run as the agent, with a listening socket.
 //!
 //! Init creates and keeps the socket, so that an exited workbench is restarted for the next client,
-//! and no queued connection is lost. The agent can kill or replace it: it has the same rights, and
-//! a client must treat its answers as the agent's.
+//! and no queued connection is lost. The agent can kill or replace the workbench, which has the
+//! agent's rights. A client must therefore treat the answers of the workbench as data from the
+//! agent.
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind};
@@ -59,7 +60,7 @@ impl Workbench {
     /// Connects to the workbench; also returns its subreaper if it was started.
     pub(crate) fn connect(
         &mut self,
-        words: Vec<Vec<u8>>,
+        arguments: Vec<Vec<u8>>,
         start: &WorkbenchStart<'_>,
     ) -> Result<(OwnedFd, Option<Pid>), StepError> {
         let listener = match &self.listener {
@@ -77,22 +78,22 @@ impl Workbench {
         }
         let mut subreaper = None;
         if self.job.is_none() {
-            let job = begin(listener, words, start)?;
+            let job = start_workbench(listener, arguments, start)?;
             subreaper = Some(job.subreaper());
             self.job = Some(job);
         }
-        let connected = dial(listener).step("connecting to the workbench")?;
+        let connected = connect_to_listener(listener).step("connecting to the workbench")?;
         Ok((connected, subreaper))
     }
 }
 
-fn begin(
+fn start_workbench(
     listener: &OwnedFd,
-    words: Vec<Vec<u8>>,
+    arguments: Vec<Vec<u8>>,
     start: &WorkbenchStart<'_>,
 ) -> Result<Job, StepError> {
     let exec = Exec {
-        argv: words,
+        argv: arguments,
         environment: Vec::new(),
         directory: None,
         terminal: None,
@@ -100,23 +101,24 @@ fn begin(
     let mut args = ExecArgs::read(&exec, start.environment)?;
     let program = CString::new(PROGRAM).map_err(Error::from);
     args.candidates = vec![program.step("naming the program")?];
-    let nothing = || {
+    let open_null = || {
         let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
         open("/dev/null", flags, Mode::empty()).step("opening /dev/null")
     };
     let ends = StdioEnds {
-        inside: vec![
+        child_ends: vec![
             listener.try_clone().step("copying a descriptor")?,
-            nothing()?,
-            nothing()?,
+            open_null()?,
+            open_null()?,
         ],
-        outside: Vec::new(),
+        caller_ends: Vec::new(),
     };
     let (job, _) = process::spawn(&Work::Command(args), ends, start.agent, start.filters)?;
     Ok(job)
 }
 
-/// Creates a socket with an autobind name, in the sandbox's network namespace.
+/// Creates a listening socket in the sandbox's network namespace. The kernel chooses its abstract
+/// name (autobind).
 fn make_listener() -> std::io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -125,7 +127,7 @@ fn make_listener() -> std::io::Result<OwnedFd> {
     Ok(listener)
 }
 
-fn dial(listener: &OwnedFd) -> std::io::Result<OwnedFd> {
+fn connect_to_listener(listener: &OwnedFd) -> std::io::Result<OwnedFd> {
     let address = getsockname::<UnixAddr>(listener.as_raw_fd())?;
     if address.as_abstract().is_none() {
         return Err(Error::from(ErrorKind::AddrNotAvailable));

@@ -9,29 +9,29 @@ use std::process::ExitCode;
 use policy::push::{Findings, ObjectFormat, PushContext, SecretLocation};
 use policy::refs::ObjectId;
 use scan::detector::Detector;
-use scan::shapes::ShapeDetector;
+use scan::formats::FormatDetector;
 
 use super::base_packs::BasePacks;
 use super::error::PackError;
 use super::object_index::ObjectIndex;
 use super::pack::{self, PackBounds};
-use super::{Answer, MAX_CASE_BYTES, Request, history, profile, restricted_paths, secret_paths};
+use super::{Answer, MAX_CONTEXT_BYTES, Request, history, profile, restricted_paths, secret_paths};
 use crate::namespace::{hardening, packet};
 
 /// Runs the child process: the request arrives on standard input, the answer is written to standard
 /// output. Call this function before any other thread is started.
 pub fn pack_reader_main() -> ExitCode {
-    let line = std::io::stdin();
+    let channel = std::io::stdin();
     if hardening::close_from(3).is_err() {
         return ExitCode::FAILURE;
     }
-    let (request, descriptors) = match packet::receive::<Request>(line.as_fd()) {
+    let (request, descriptors) = match packet::receive::<Request>(channel.as_fd()) {
         Ok(Some(received)) => received,
         Ok(None) => return ExitCode::SUCCESS,
         Err(_) => return ExitCode::FAILURE,
     };
     let answer = match profile::apply_profile(&request.limits) {
-        Ok(()) => serve(&request, descriptors),
+        Ok(()) => read_request_files(&request, descriptors),
         Err(error) => Answer::Failed(format!("could not apply its seccomp profile ({error})")),
     };
     let mut out = std::io::stdout().lock();
@@ -42,12 +42,14 @@ pub fn pack_reader_main() -> ExitCode {
     }
 }
 
-fn serve(request: &Request, descriptors: Vec<OwnedFd>) -> Answer {
+fn read_request_files(request: &Request, descriptors: Vec<OwnedFd>) -> Answer {
     let mut files = descriptors.into_iter().map(File::from);
-    let case = match files.next().map(read_case) {
-        Some(Ok(case)) => case,
-        Some(Err(error)) => return Answer::Failed(format!("could not read the case ({error})")),
-        None => return Answer::Failed("received no case".to_owned()),
+    let context = match files.next().map(read_context) {
+        Some(Ok(context)) => context,
+        Some(Err(error)) => {
+            return Answer::Failed(format!("could not read the push context ({error})"));
+        }
+        None => return Answer::Failed("received no push context".to_owned()),
     };
     let pack = request
         .pack
@@ -56,62 +58,70 @@ fn serve(request: &Request, descriptors: Vec<OwnedFd>) -> Answer {
     if pack.is_some() != request.pack.is_some() || bases.len() != request.bases.len() {
         return Answer::Failed("did not receive every file".to_owned());
     }
-    let shapes = match case.scan.then(ShapeDetector::built_in).transpose() {
-        Ok(shapes) => shapes,
+    let format_detector = match context.scan.then(FormatDetector::built_in).transpose() {
+        Ok(detector) => detector,
         Err(error) => return Answer::Failed(error.to_string()),
     };
-    let detector = shapes.as_ref().map(|shapes| shapes as &dyn Detector);
-    match read_push(&case, pack.as_ref(), &bases, detector, &request.limits.pack) {
+    let detector = format_detector
+        .as_ref()
+        .map(|detector| detector as &dyn Detector);
+    match read_push(
+        &context,
+        pack.as_ref(),
+        &bases,
+        detector,
+        &request.limits.pack,
+    ) {
         Ok(findings) => Answer::Found(findings),
         Err(error @ PackError::TooMuch { .. }) => Answer::TooMuch(error.to_string()),
         Err(PackError::Io(error)) => Answer::Failed(format!("could not read ({error})")),
         Err(
-            error @ (PackError::Short
+            error @ (PackError::Truncated
             | PackError::Malformed(_)
             | PackError::Object { .. }
-            | PackError::Thin),
+            | PackError::MissingBase),
         ) => Answer::Malformed(error.to_string()),
     }
 }
 
-fn read_case(mut file: File) -> std::io::Result<PushContext> {
+fn read_context(mut file: File) -> std::io::Result<PushContext> {
     // The parent's writes have moved the shared file position to the end.
     std::io::Seek::rewind(&mut file)?;
     let mut text = Vec::new();
-    file.take(MAX_CASE_BYTES).read_to_end(&mut text)?;
+    file.take(MAX_CONTEXT_BYTES).read_to_end(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }
 
 fn read_push(
-    case: &PushContext,
+    context: &PushContext,
     pack: Option<&(File, u64)>,
     bases: &[(File, u64)],
     detector: Option<&dyn Detector>,
     bounds: &PackBounds,
 ) -> Result<Findings, PackError> {
-    let ids = case
+    let ids = context
         .updates
         .iter()
         .flat_map(|update| [&update.old, &update.new]);
     if ids
-        .chain(&case.default_tip)
-        .any(|id| format_of(id) != case.format)
+        .chain(&context.default_tip)
+        .any(|id| object_format(id) != context.format)
     {
         return Err(PackError::Malformed("ids of another format"));
     }
-    let mut object_index = ObjectIndex::new(case.format, &case.restricted, detector);
+    let mut object_index = ObjectIndex::new(context.format, &context.restricted, detector);
     let bases = BasePacks {
         files: bases,
-        format: case.format,
+        format: context.format,
         bounds,
     };
     bases.visit(&mut object_index)?;
     object_index.begin_push();
-    for (index, update) in case.updates.iter().enumerate() {
-        object_index.text(update.name.as_bytes(), &SecretLocation::Ref(index));
+    for (index, update) in context.updates.iter().enumerate() {
+        object_index.scan_text(update.name.as_bytes(), &SecretLocation::Ref(index));
     }
-    for (index, option) in case.options.iter().enumerate() {
-        object_index.text(option, &SecretLocation::Option(index));
+    for (index, option) in context.options.iter().enumerate() {
+        object_index.scan_text(option, &SecretLocation::Option(index));
     }
     let mut objects = 0;
     if let Some((file, offset)) = pack {
@@ -119,17 +129,21 @@ fn read_push(
         objects = pack::read(
             file,
             *offset,
-            case.format,
+            context.format,
             bounds,
             &mut load_bases,
             &mut object_index,
         )?;
     }
-    let restricted = restricted_paths::compare(case, &object_index)?;
-    let fast_forward = history::fast_forwards(case, &object_index);
+    let restricted = restricted_paths::compare(context, &object_index)?;
+    let fast_forward = history::fast_forwards(context, &object_index);
     let mut sightings = std::mem::take(&mut object_index.sightings);
     if let Some((file, offset)) = pack {
-        let roots: HashSet<ObjectId> = object_index.commits.values().map(|one| one.tree).collect();
+        let roots: HashSet<ObjectId> = object_index
+            .commits
+            .values()
+            .map(|commit| commit.tree)
+            .collect();
         secret_paths::resolve_paths(&mut sightings.list, &roots, (file, *offset), &bases)?;
     }
     Ok(Findings {
@@ -141,7 +155,7 @@ fn read_push(
     })
 }
 
-const fn format_of(id: &ObjectId) -> ObjectFormat {
+const fn object_format(id: &ObjectId) -> ObjectFormat {
     match id {
         ObjectId::Sha1(_) => ObjectFormat::Sha1,
         ObjectId::Sha256(_) => ObjectFormat::Sha256,

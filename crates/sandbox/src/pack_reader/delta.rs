@@ -2,33 +2,33 @@
 
 use super::error::PackError;
 
-const BROKEN: PackError = PackError::Malformed("a delta does not fit its base");
+const DOES_NOT_FIT: PackError = PackError::Malformed("a delta does not fit its base");
 
-/// Returns the object that `delta` makes of `base`, at most `largest` bytes.
-pub(super) fn apply(base: &[u8], delta: &[u8], largest: u64) -> Result<Vec<u8>, PackError> {
+/// Returns the object that `delta` makes of `base`, at most `max_bytes` bytes.
+pub(super) fn apply(base: &[u8], delta: &[u8], max_bytes: u64) -> Result<Vec<u8>, PackError> {
     let mut delta = Operations(delta);
-    if delta.length()? != base.len() as u64 {
-        return Err(BROKEN);
+    if delta.read_number()? != base.len() as u64 {
+        return Err(DOES_NOT_FIT);
     }
-    let length = delta.length()?;
-    if length > largest {
+    let length = delta.read_number()?;
+    if length > max_bytes {
         return Err(PackError::TooMuch {
             what: "the size of an object held in memory",
-            bound: largest,
+            bound: max_bytes,
         });
     }
-    let length = usize::try_from(length).map_err(|_| BROKEN)?;
-    let mut made = Vec::with_capacity(length);
+    let length = usize::try_from(length).map_err(|_| DOES_NOT_FIT)?;
+    let mut object = Vec::with_capacity(length);
     while let Some(piece) = delta.next(base)? {
-        if piece.len() > length - made.len() {
-            return Err(BROKEN);
+        if piece.len() > length - object.len() {
+            return Err(DOES_NOT_FIT);
         }
-        made.extend_from_slice(piece);
+        object.extend_from_slice(piece);
     }
-    if made.len() == length {
-        Ok(made)
+    if object.len() == length {
+        Ok(object)
     } else {
-        Err(BROKEN)
+        Err(DOES_NOT_FIT)
     }
 }
 
@@ -37,13 +37,13 @@ struct Operations<'a>(&'a [u8]);
 
 impl<'a> Operations<'a> {
     fn byte(&mut self) -> Result<u8, PackError> {
-        let (&first, rest) = self.0.split_first().ok_or(BROKEN)?;
+        let (&first, rest) = self.0.split_first().ok_or(DOES_NOT_FIT)?;
         self.0 = rest;
         Ok(first)
     }
 
     /// Reads a number in groups of seven bits, the lowest first.
-    fn length(&mut self) -> Result<u64, PackError> {
+    fn read_number(&mut self) -> Result<u64, PackError> {
         let mut number = 0_u64;
         for shift in (0..63).step_by(7) {
             let byte = self.byte()?;
@@ -52,40 +52,40 @@ impl<'a> Operations<'a> {
                 return Ok(number);
             }
         }
-        Err(BROKEN)
+        Err(DOES_NOT_FIT)
     }
 
     /// Returns the next piece of the object; `None` at the end.
     fn next(&mut self, base: &'a [u8]) -> Result<Option<&'a [u8]>, PackError> {
-        let Some((&order, rest)) = self.0.split_first() else {
+        let Some((&opcode, rest)) = self.0.split_first() else {
             return Ok(None);
         };
         self.0 = rest;
-        if order & 0x80 == 0 {
+        if opcode & 0x80 == 0 {
             // An insertion of literal bytes; zero is reserved.
-            if order == 0 || usize::from(order) > self.0.len() {
-                return Err(BROKEN);
+            if opcode == 0 || usize::from(opcode) > self.0.len() {
+                return Err(DOES_NOT_FIT);
             }
-            let (piece, rest) = self.0.split_at(usize::from(order));
+            let (piece, rest) = self.0.split_at(usize::from(opcode));
             self.0 = rest;
             return Ok(Some(piece));
         }
-        let mut read_number = |bits: std::ops::Range<u8>| {
+        let mut read_argument = |bits: std::ops::Range<u8>| {
             let mut number = 0_usize;
             for (index, bit) in bits.enumerate() {
-                if order & (1 << bit) != 0 {
+                if opcode & (1 << bit) != 0 {
                     number |= usize::from(self.byte()?) << (8 * index);
                 }
             }
             Ok::<_, PackError>(number)
         };
-        let start = read_number(0..4)?;
-        let length = match read_number(4..7)? {
+        let start = read_argument(0..4)?;
+        let length = match read_argument(4..7)? {
             0 => 0x10000,
             length => length,
         };
-        let end = start.checked_add(length).ok_or(BROKEN)?;
-        base.get(start..end).map(Some).ok_or(BROKEN)
+        let end = start.checked_add(length).ok_or(DOES_NOT_FIT)?;
+        base.get(start..end).map(Some).ok_or(DOES_NOT_FIT)
     }
 }
 
@@ -131,8 +131,8 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_delta_never_panics(delta: Vec<u8>, base: Vec<u8>) {
-            if let Ok(made) = apply(&base, &delta, 1 << 16) {
-                prop_assert!(made.len() <= 1 << 16);
+            if let Ok(object) = apply(&base, &delta, 1 << 16) {
+                prop_assert!(object.len() <= 1 << 16);
             }
         }
     }

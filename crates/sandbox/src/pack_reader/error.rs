@@ -5,7 +5,7 @@
 pub(super) enum PackError {
     /// The pack ends too early.
     #[error("the pack is truncated")]
-    Short,
+    Truncated,
     /// The file is no pack, or a pack of another object format.
     #[error("the pack is malformed: {0}")]
     Malformed(&'static str),
@@ -19,7 +19,7 @@ pub(super) enum PackError {
     },
     /// A delta whose base is in no pack.
     #[error("the pack is thin and its bases are missing; push with --no-thin")]
-    Thin,
+    MissingBase,
     /// The pack exceeds a limit.
     #[error("{what} exceeds the limit of {bound}")]
     TooMuch {

@@ -13,11 +13,11 @@ const MAX_COMMITS_VISITED: usize = 4_000_000;
 
 /// Returns, for each update, whether `new` descends from `old`; `None` if that is unknown.
 pub(super) fn fast_forwards(
-    case: &PushContext,
+    context: &PushContext,
     object_index: &ObjectIndex<'_>,
 ) -> Vec<Option<bool>> {
     let mut steps = MAX_COMMITS_VISITED;
-    let updates = case.updates.iter();
+    let updates = context.updates.iter();
     updates
         .map(|update| {
             if update.old.is_zero() || update.new.is_zero() {

@@ -48,7 +48,7 @@ pub(super) fn entries(
         if rest.is_empty() {
             return None;
         }
-        let (entry, later) = match entry(rest, format) {
+        let (entry, after) = match parse_entry(rest, format) {
             Some(read) => read,
             None => {
                 rest = &[];
@@ -58,12 +58,12 @@ pub(super) fn entries(
                 }));
             }
         };
-        rest = later;
+        rest = after;
         Some(Ok(entry))
     })
 }
 
-fn entry(bytes: &[u8], format: ObjectFormat) -> Option<(Entry<'_>, &[u8])> {
+fn parse_entry(bytes: &[u8], format: ObjectFormat) -> Option<(Entry<'_>, &[u8])> {
     let space = bytes.iter().take(8).position(|byte| *byte == b' ')?;
     let (mode, rest) = bytes.split_at(space);
     let rest = rest.get(1..)?;
@@ -90,16 +90,16 @@ pub(super) struct CommitLinks {
 }
 
 /// Reads the tree and the parents of a commit, which come first and in this order.
-pub(super) fn commit(bytes: &[u8], format: ObjectFormat) -> Result<CommitLinks, PackError> {
+pub(super) fn parse_commit(bytes: &[u8], format: ObjectFormat) -> Result<CommitLinks, PackError> {
     let malformed = |what| PackError::Object {
         kind: "commit",
         what,
     };
     let mut rest = bytes;
-    let tree = field(&mut rest, b"tree ", format).ok_or(malformed("it has no tree"))?;
+    let tree = parse_id_field(&mut rest, b"tree ", format).ok_or(malformed("it has no tree"))?;
     let mut parents = Vec::new();
     while rest.starts_with(b"parent ") {
-        let parent = field(&mut rest, b"parent ", format);
+        let parent = parse_id_field(&mut rest, b"parent ", format);
         parents.push(parent.ok_or(malformed("a parent cannot be read"))?);
     }
     if !rest.starts_with(b"author ") {
@@ -112,15 +112,15 @@ pub(super) fn commit(bytes: &[u8], format: ObjectFormat) -> Result<CommitLinks, 
 }
 
 /// Reads the target of a tag.
-pub(super) fn tag(bytes: &[u8], format: ObjectFormat) -> Result<ObjectId, PackError> {
+pub(super) fn parse_tag(bytes: &[u8], format: ObjectFormat) -> Result<ObjectId, PackError> {
     let mut rest = bytes;
-    field(&mut rest, b"object ", format).ok_or(PackError::Object {
+    parse_id_field(&mut rest, b"object ", format).ok_or(PackError::Object {
         kind: "tag",
         what: "it points at nothing",
     })
 }
 
-fn field(rest: &mut &[u8], name: &[u8], format: ObjectFormat) -> Option<ObjectId> {
+fn parse_id_field(rest: &mut &[u8], name: &[u8], format: ObjectFormat) -> Option<ObjectId> {
     let after = rest.strip_prefix(name)?;
     let (hex, after) = after.split_at_checked(2 * id_length(format))?;
     let after = after.strip_prefix(b"\n")?;
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn commit_parses_to_tree_and_parents() {
         let text = format!("tree {ID}\nparent {ID}\nparent {ID}\nauthor A\n\nparent {ID}\n");
-        let links = commit(text.as_bytes(), ObjectFormat::Sha1).unwrap();
+        let links = parse_commit(text.as_bytes(), ObjectFormat::Sha1).unwrap();
         assert_eq!(links.parents.len(), 2);
         assert_eq!(links.tree.to_string(), ID);
         for wrong in [
@@ -150,11 +150,11 @@ mod tests {
             format!("tree {ID}\nnote x\nparent {ID}\nauthor A\n"),
         ] {
             assert!(
-                commit(wrong.as_bytes(), ObjectFormat::Sha1).is_err(),
+                parse_commit(wrong.as_bytes(), ObjectFormat::Sha1).is_err(),
                 "{wrong}"
             );
         }
-        assert!(commit(text.as_bytes(), ObjectFormat::Sha256).is_err());
+        assert!(parse_commit(text.as_bytes(), ObjectFormat::Sha256).is_err());
     }
 
     #[test]

@@ -48,9 +48,10 @@ pub(super) struct ObjectIndex<'d> {
     is_pushed: bool,
     scanner: Option<StreamScanner<'d>>,
     pub(super) sightings: SecretSightings,
-    /// Content of the current object; not used for blobs.
+    /// The type of the current object.
     kind: Kind,
-    whole: Vec<u8>,
+    /// The content of the current object, unless it is a blob.
+    content: Vec<u8>,
     /// Scanner rules that matched the current object.
     rules: Vec<String>,
 }
@@ -81,7 +82,7 @@ impl<'d> ObjectIndex<'d> {
     ) -> Self {
         Self {
             format,
-            restricted_names: RestrictedNames::of(restricted),
+            restricted_names: RestrictedNames::from_paths(restricted),
             commits: HashMap::new(),
             trees: HashMap::new(),
             tags: HashMap::new(),
@@ -90,18 +91,18 @@ impl<'d> ObjectIndex<'d> {
             scanner: detector.map(StreamScanner::new),
             sightings: SecretSightings::default(),
             kind: Kind::Blob,
-            whole: Vec::new(),
+            content: Vec::new(),
             rules: Vec::new(),
         }
     }
 
-    /// Marks the following objects as the push's own.
+    /// Marks the objects that are read from now on as pushed.
     pub(super) fn begin_push(&mut self) {
         self.is_pushed = true;
     }
 
     /// Scans a text that is no object: the name of a ref or a push option.
-    pub(super) fn text(&mut self, text: &[u8], place: &SecretLocation) {
+    pub(super) fn scan_text(&mut self, text: &[u8], place: &SecretLocation) {
         self.scan(text);
         self.finish_scan(place);
     }
@@ -111,7 +112,7 @@ impl<'d> ObjectIndex<'d> {
             && self.is_pushed
         {
             let rules = &mut self.rules;
-            scanner.feed(bytes, &mut |finding| note(rules, finding.rule));
+            scanner.feed(bytes, &mut |finding| add_rule(rules, finding.rule));
         }
     }
 
@@ -121,7 +122,7 @@ impl<'d> ObjectIndex<'d> {
             && self.is_pushed
         {
             let rules = &mut self.rules;
-            scanner.finish(&mut |finding| note(rules, finding.rule));
+            scanner.finish(&mut |finding| add_rule(rules, finding.rule));
             for rule in rules.drain(..) {
                 self.sightings.add(rule, place.clone());
             }
@@ -132,7 +133,7 @@ impl<'d> ObjectIndex<'d> {
         let mut restricted_entries = Vec::new();
         for entry in object::entries(bytes, self.format) {
             let entry = entry?;
-            // Names are scanned without the ids between them: an agent does not choose those bytes.
+            // Only the names are scanned. An agent cannot choose the bytes of the ids between them.
             self.scan(entry.name);
             self.scan(b"\n");
             for component in self.restricted_names.matching_components(entry.name) {
@@ -162,7 +163,7 @@ impl<'d> ObjectIndex<'d> {
 }
 
 /// Adds a rule once for each object, however often it matches.
-fn note(rules: &mut Vec<String>, rule: &str) {
+fn add_rule(rules: &mut Vec<String>, rule: &str) {
     if !rules.iter().any(|known| known == rule) {
         rules.push(rule.to_owned());
     }
@@ -171,28 +172,28 @@ fn note(rules: &mut Vec<String>, rule: &str) {
 impl Visitor for ObjectIndex<'_> {
     fn begin(&mut self, kind: Kind) {
         self.kind = kind;
-        self.whole.clear();
+        self.content.clear();
     }
 
     fn bytes(&mut self, piece: &[u8]) {
         match self.kind {
             Kind::Blob => self.scan(piece),
-            Kind::Commit | Kind::Tree | Kind::Tag => self.whole.extend_from_slice(piece),
+            Kind::Commit | Kind::Tree | Kind::Tag => self.content.extend_from_slice(piece),
         }
     }
 
     fn end(&mut self, id: ObjectId) -> Result<(), PackError> {
-        let whole = std::mem::take(&mut self.whole);
+        let content = std::mem::take(&mut self.content);
         let place = match self.kind {
             Kind::Blob => SecretLocation::Blob { id, path: None },
             Kind::Tree => {
-                self.index_tree(id, &whole)?;
+                self.index_tree(id, &content)?;
                 SecretLocation::Tree(id)
             }
             Kind::Commit => {
-                let links = object::commit(&whole, self.format)?;
-                self.scan(&whole);
-                // A commit that upstream has stays upstream's if the push sends it again.
+                let links = object::parse_commit(&content, self.format)?;
+                self.scan(&content);
+                // A commit that upstream has is not counted as pushed if the push sends it again.
                 self.commits.entry(id).or_insert(Commit {
                     tree: links.tree,
                     parents: links.parents,
@@ -201,12 +202,13 @@ impl Visitor for ObjectIndex<'_> {
                 SecretLocation::Commit(id)
             }
             Kind::Tag => {
-                self.tags.insert(id, object::tag(&whole, self.format)?);
-                self.scan(&whole);
+                self.tags
+                    .insert(id, object::parse_tag(&content, self.format)?);
+                self.scan(&content);
                 SecretLocation::Tag(id)
             }
         };
-        self.whole = whole;
+        self.content = content;
         self.finish_scan(&place);
         Ok(())
     }

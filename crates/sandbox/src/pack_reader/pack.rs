@@ -96,11 +96,11 @@ pub(super) fn read(
         deltas: Vec::new(),
     };
     let count = reader.read_entries(begin)?;
-    reader.resolve(load_bases)?;
+    reader.resolve_deltas(load_bases)?;
     Ok(count)
 }
 
-/// The offset of no object of this pack.
+/// An offset that no object of the pack has.
 const NO_OFFSET: u64 = u64::MAX;
 
 /// An object that is no delta.
@@ -137,9 +137,9 @@ struct Reader<'a> {
     piece: Vec<u8>,
     /// Bytes inflated so far.
     inflated: u64,
-    /// By offset.
+    /// The objects that are no deltas, sorted by offset.
     whole_objects: Vec<WholeObject>,
-    /// By offset.
+    /// The deltas, sorted by offset.
     deltas: Vec<Delta>,
 }
 
@@ -148,7 +148,7 @@ impl Reader<'_> {
         let mut input = Input::new(self.file, begin, Some(Hasher::new(self.format)));
         let head: [u8; 12] = input.array()?;
         let [b'P', b'A', b'C', b'K', 0, 0, 0, 2 | 3, count @ ..] = head else {
-            return Err(PackError::Malformed("it has no pack header"));
+            return Err(PackError::Malformed("the file has no pack header"));
         };
         let count = u64::from(u32::from_be_bytes(count));
         if count > self.bounds.objects {
@@ -158,26 +158,27 @@ impl Reader<'_> {
             });
         }
         for _ in 0..count {
-            self.entry(&mut input)?;
+            self.read_entry(&mut input)?;
         }
         let sum = input.hasher.take().map(Hasher::finish);
         let mut trailer = [0; 32];
         let trailer = trailer
             .get_mut(..id_length(self.format))
-            .ok_or(PackError::Short)?;
+            .ok_or(PackError::Truncated)?;
         for byte in trailer.iter_mut() {
             *byte = input.byte()?;
         }
         if sum != read_id(trailer) {
-            return Err(PackError::Malformed("its checksum is wrong"));
+            return Err(PackError::Malformed("the checksum is wrong"));
         }
         if !input.is_at_end()? {
-            return Err(PackError::Malformed("something follows it"));
+            return Err(PackError::Malformed("the file has data after the pack"));
         }
         Ok(count)
     }
 
-    fn entry(&mut self, input: &mut Input<'_>) -> Result<(), PackError> {
+    /// Reads one object, or records one delta.
+    fn read_entry(&mut self, input: &mut Input<'_>) -> Result<(), PackError> {
         let offset = input.offset();
         let mut byte = input.byte()?;
         let code = (byte >> 4) & 7;
@@ -204,14 +205,14 @@ impl Reader<'_> {
             6 | 7 => Kind::Blob,
             _ => return Err(PackError::Malformed("an object is of no known type")),
         };
-        let largest = match (&base, kind) {
+        let max_size = match (&base, kind) {
             (None, Kind::Blob) => self.bounds.object,
             _ => self.bounds.whole,
         };
-        if size > largest {
+        if size > max_size {
             return Err(PackError::TooMuch {
                 what: "an object's size",
-                bound: largest,
+                bound: max_size,
             });
         }
         self.count_inflated(size)?;
@@ -227,7 +228,7 @@ impl Reader<'_> {
             });
             return Ok(());
         }
-        let mut hasher = name_hasher(self.format, kind, size);
+        let mut hasher = object_hasher(self.format, kind, size);
         let visitor = &mut *self.visitor;
         visitor.begin(kind);
         inflate(input, &mut self.inflater, &mut self.piece, size, |piece| {
@@ -258,7 +259,7 @@ impl Reader<'_> {
     }
 
     /// Inflates an entry again.
-    fn load(&mut self, data: u64, size: u64) -> Result<Vec<u8>, PackError> {
+    fn inflate_again(&mut self, data: u64, size: u64) -> Result<Vec<u8>, PackError> {
         if size > self.bounds.whole {
             return Err(PackError::TooMuch {
                 what: "the size of an object held in memory",
@@ -278,16 +279,17 @@ impl Reader<'_> {
         Ok(bytes)
     }
 
-    fn resolve(&mut self, load_bases: &mut LoadBases<'_>) -> Result<(), PackError> {
+    /// Resolves all deltas: the second pass.
+    fn resolve_deltas(&mut self, load_bases: &mut LoadBases<'_>) -> Result<(), PackError> {
         if self.deltas.is_empty() {
             return Ok(());
         }
-        let delta_tree = DeltaTree::of(&self.deltas);
+        let delta_tree = DeltaTree::new(&self.deltas);
         for whole in std::mem::take(&mut self.whole_objects) {
             let children = delta_tree.children(&self.deltas, whole.offset, &whole.id);
             if !children.is_empty() {
-                let bytes = self.load(whole.data, whole.size)?;
-                self.descend(&delta_tree, whole.kind, bytes, children)?;
+                let bytes = self.inflate_again(whole.data, whole.size)?;
+                self.resolve_children(&delta_tree, whole.kind, bytes, children)?;
             }
         }
         let missing: HashSet<ObjectId> = self
@@ -302,18 +304,19 @@ impl Reader<'_> {
         if !missing.is_empty() {
             for (id, (kind, bytes)) in load_bases(&missing)? {
                 let children = delta_tree.children(&self.deltas, NO_OFFSET, &id);
-                self.descend(&delta_tree, kind, bytes, children)?;
+                self.resolve_children(&delta_tree, kind, bytes, children)?;
             }
         }
-        // The remaining deltas have a base that is in no pack, or are based on themselves.
+        // The base of a remaining delta is in no pack, or depends on the delta itself.
         if self.deltas.iter().all(|delta| delta.is_done) {
             Ok(())
         } else {
-            Err(PackError::Thin)
+            Err(PackError::MissingBase)
         }
     }
 
-    fn descend(
+    /// Resolves the deltas `children` of the object `bytes`, and the deltas that depend on them.
+    fn resolve_children(
         &mut self,
         delta_tree: &DeltaTree,
         kind: Kind,
@@ -332,14 +335,14 @@ impl Reader<'_> {
             let Some(delta) = self.deltas.get_mut(child) else {
                 continue;
             };
-            // Two objects with one id may both have this child.
+            // If two objects have the same id, both have this child, which was resolved before.
             if std::mem::replace(&mut delta.is_done, true) {
                 continue;
             }
             let (offset, data, size) = (delta.offset, delta.data, delta.size);
             let base = std::mem::take(bytes);
-            let made = self
-                .load(data, size)
+            let object = self
+                .inflate_again(data, size)
                 .and_then(|delta| delta::apply(&base, &delta, self.bounds.whole))?;
             if is_last {
                 held -= base.len() as u64;
@@ -347,25 +350,25 @@ impl Reader<'_> {
             } else if let Some((bytes, _)) = stack.last_mut() {
                 *bytes = base;
             }
-            self.count_inflated(made.len() as u64)?;
-            let mut hasher = name_hasher(self.format, kind, made.len() as u64);
-            hasher.update(&made);
+            self.count_inflated(object.len() as u64)?;
+            let mut hasher = object_hasher(self.format, kind, object.len() as u64);
+            hasher.update(&object);
             let id = hasher.finish();
             self.visitor.begin(kind);
-            self.visitor.bytes(&made);
+            self.visitor.bytes(&object);
             self.visitor.end(id)?;
             let children = delta_tree.children(&self.deltas, offset, &id);
             if children.is_empty() {
                 continue;
             }
-            held += made.len() as u64;
+            held += object.len() as u64;
             if held > self.bounds.held {
                 return Err(PackError::TooMuch {
                     what: "the size of objects held at once",
                     bound: self.bounds.held,
                 });
             }
-            stack.push((made, children));
+            stack.push((object, children));
         }
         Ok(())
     }
@@ -382,7 +385,7 @@ struct DeltaTree {
 }
 
 impl DeltaTree {
-    fn of(deltas: &[Delta]) -> Self {
+    fn new(deltas: &[Delta]) -> Self {
         let mut by_offset = Vec::new();
         let mut by_id = Vec::new();
         let mut weights = vec![1_u32; deltas.len()];
@@ -412,10 +415,10 @@ impl DeltaTree {
     /// Returns the unresolved deltas of the object at `offset` with this `id`, the heaviest first,
     /// because callers take them from the end.
     fn children(&self, deltas: &[Delta], offset: u64, id: &ObjectId) -> Vec<usize> {
-        let at = with(&self.by_offset, &offset);
-        let named = with(&self.by_id, id);
-        let mut children: Vec<usize> = at
-            .chain(named)
+        let with_offset = indices_of(&self.by_offset, &offset);
+        let with_id = indices_of(&self.by_id, id);
+        let mut children: Vec<usize> = with_offset
+            .chain(with_id)
             .filter(|&index| deltas.get(index).is_some_and(|delta| !delta.is_done))
             .collect();
         children.sort_unstable_by_key(|&index| {
@@ -426,7 +429,7 @@ impl DeltaTree {
 }
 
 /// Returns the indices of a key in a sorted list.
-fn with<'a, K: Ord>(list: &'a [(K, usize)], key: &'a K) -> impl Iterator<Item = usize> + 'a {
+fn indices_of<'a, K: Ord>(list: &'a [(K, usize)], key: &'a K) -> impl Iterator<Item = usize> + 'a {
     let begin = list.partition_point(|(one, _)| one < key);
     let rest = list.get(begin..).unwrap_or_default();
     rest.iter()
@@ -434,7 +437,8 @@ fn with<'a, K: Ord>(list: &'a [(K, usize)], key: &'a K) -> impl Iterator<Item = 
         .map(|(_, index)| *index)
 }
 
-fn name_hasher(format: ObjectFormat, kind: Kind, size: u64) -> Hasher {
+/// Creates a hasher for the id of an object, with the object's header as its first input.
+fn object_hasher(format: ObjectFormat, kind: Kind, size: u64) -> Hasher {
     let mut hasher = Hasher::new(format);
     hasher.update(format!("{} {size}\0", kind.header_name()).as_bytes());
     hasher
@@ -444,14 +448,16 @@ fn name_hasher(format: ObjectFormat, kind: Kind, size: u64) -> Hasher {
 fn base_offset(input: &mut Input<'_>, offset: u64) -> Result<u64, PackError> {
     const WRONG: PackError = PackError::Malformed("a delta's base is outside the pack");
     let mut byte = input.byte()?;
-    let mut back = u64::from(byte & 0x7f);
+    let mut distance = u64::from(byte & 0x7f);
     while byte & 0x80 != 0 {
         byte = input.byte()?;
-        let next = back.checked_add(1).and_then(|back| back.checked_mul(128));
-        back = next.ok_or(WRONG)? | u64::from(byte & 0x7f);
+        let next = distance
+            .checked_add(1)
+            .and_then(|distance| distance.checked_mul(128));
+        distance = next.ok_or(WRONG)? | u64::from(byte & 0x7f);
     }
-    match offset.checked_sub(back) {
-        Some(base) if back > 0 => Ok(base),
+    match offset.checked_sub(distance) {
+        Some(base) if distance > 0 => Ok(base),
         _ => Err(WRONG),
     }
 }

@@ -14,8 +14,8 @@ use crate::namespace::hardening;
 /// Confines this process irrevocably. It must have one thread, and every file that it will read
 /// must be open.
 pub(super) fn apply_profile(limits: &PackReaderLimits) -> Result<()> {
-    for (resource, most) in [
-        // One byte, not 0: see `hardening::limit`.
+    for (resource, limit) in [
+        // 1 byte instead of 0, for the reason in `hardening::set_limits`.
         (Resource::RLIMIT_CORE, 1),
         // RLIMIT_DATA limits writable memory; RLIMIT_AS would count address space that is only
         // reserved.
@@ -24,7 +24,7 @@ pub(super) fn apply_profile(limits: &PackReaderLimits) -> Result<()> {
         (Resource::RLIMIT_NOFILE, 0),
         (Resource::RLIMIT_NPROC, 0),
     ] {
-        setrlimit(resource, most, most)?;
+        setrlimit(resource, limit, limit)?;
     }
     // The soft limit sends SIGXCPU, which identifies the cause; the hard limit kills.
     setrlimit(
@@ -43,14 +43,14 @@ pub(super) fn apply_profile(limits: &PackReaderLimits) -> Result<()> {
 
 /// Builds an allowlist; every other call returns ENOSYS. No call that opens a file is allowed.
 fn filter() -> std::result::Result<BpfProgram, BackendError> {
-    let own = SeccompCondition::new(
+    let own_process = SeccompCondition::new(
         0,
         SeccompCmpArgLen::Dword,
         SeccompCmpOp::Eq,
         u64::from(std::process::id()),
     )?;
-    // `abort` signals the own process, and the signal tells the parent the cause.
-    let abort = (libc::SYS_tgkill, vec![SeccompRule::new(vec![own])?]);
+    // `abort` sends a signal to this process, and the parent recognises the cause by the signal.
+    let abort = (libc::SYS_tgkill, vec![SeccompRule::new(vec![own_process])?]);
     let calls = ALLOWED.iter().map(|&call| (call, Vec::new()));
     SeccompFilter::new(
         calls.chain([abort]).collect(),
@@ -112,10 +112,10 @@ mod tests {
         let status = match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 let path = c"/etc/passwd".as_ptr() as i64;
-                let here = i64::from(libc::AT_FDCWD);
-                let well = apply_profile(&PackReaderLimits::default()).is_ok()
-                    && refused(libc::SYS_openat, [here, path, 0])
-                    && refused(libc::SYS_openat2, [here, path, 0])
+                let cwd = i64::from(libc::AT_FDCWD);
+                let all_refused = apply_profile(&PackReaderLimits::default()).is_ok()
+                    && refused(libc::SYS_openat, [cwd, path, 0])
+                    && refused(libc::SYS_openat2, [cwd, path, 0])
                     && refused(libc::SYS_memfd_create, [path, 0, 0])
                     && refused(libc::SYS_execve, [path, 0, 0])
                     && refused(libc::SYS_execveat, [0, path, 0])
@@ -128,12 +128,12 @@ mod tests {
                     && refused(libc::SYS_ptrace, [0, 0, 0])
                     && refused(libc::SYS_kill, [0, 0, 0])
                     && refused(libc::SYS_tgkill, [1, 1, 0])
-                    && refused(libc::SYS_unlinkat, [here, path, 0])
+                    && refused(libc::SYS_unlinkat, [cwd, path, 0])
                     && refused(libc::SYS_fcntl, [1, 1, 0])
                     && refused(libc::SYS_prctl, [0, 0, 0])
                     && refused(libc::SYS_io_uring_setup, [0, 0, 0]);
                 // SAFETY: ends this process at once.
-                unsafe { libc::_exit(i32::from(!well)) }
+                unsafe { libc::_exit(i32::from(!all_refused)) }
             }
             ForkResult::Parent { child } => waitpid(child, None).unwrap(),
         };

@@ -2,7 +2,7 @@
 //!
 //! A forge reads exactly `.github/workflows`; a runner on Windows or macOS also finds the directory
 //! as `.GitHub`, `GITHUB~1`, `.github.` or with invisible characters. Matching too many names is
-//! safe: an entry that upstream has is no change.
+//! safe, because an entry that upstream has counts as unchanged.
 
 use policy::refs::is_invisible;
 
@@ -13,12 +13,12 @@ pub(super) struct RestrictedNames {
 }
 
 impl RestrictedNames {
-    pub(super) fn of(restricted: &[String]) -> Self {
+    pub(super) fn from_paths(restricted: &[String]) -> Self {
         let mut components = Vec::new();
         let mut paths = Vec::new();
         for path in restricted {
             let parts = path.split('/').filter(|part| !part.is_empty());
-            let places = parts.map(|part| {
+            let indices = parts.map(|part| {
                 let part = fold(part);
                 components
                     .iter()
@@ -28,9 +28,9 @@ impl RestrictedNames {
                         components.len() - 1
                     })
             });
-            let places: Vec<usize> = places.collect();
-            if !places.is_empty() {
-                paths.push(places);
+            let indices: Vec<usize> = indices.collect();
+            if !indices.is_empty() {
+                paths.push(indices);
             }
         }
         Self { components, paths }
@@ -41,8 +41,8 @@ impl RestrictedNames {
         &'a self,
         name: &'a [u8],
     ) -> impl Iterator<Item = usize> + 'a {
-        let plain = is_plain(name);
-        let folded = (!plain).then(|| fold(&String::from_utf8_lossy(name)));
+        let ordinary = is_ordinary(name);
+        let folded = (!ordinary).then(|| fold(&String::from_utf8_lossy(name)));
         self.components
             .iter()
             .enumerate()
@@ -57,7 +57,7 @@ impl RestrictedNames {
 }
 
 /// Whether only the case of a name can make it match another.
-fn is_plain(name: &[u8]) -> bool {
+fn is_ordinary(name: &[u8]) -> bool {
     name.iter()
         .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'~' | b':' | b'\\'))
         && name.last() != Some(&b'.')
@@ -68,8 +68,8 @@ fn is_plain(name: &[u8]) -> bool {
 fn fold(name: &str) -> String {
     let stream = name.find(':').filter(|at| *at > 0);
     let name = name.get(..stream.unwrap_or(name.len())).unwrap_or(name);
-    let seen: String = name.chars().filter(|c| !is_invisible(*c)).collect();
-    policy::refs::fold(&seen)
+    let visible: String = name.chars().filter(|c| !is_invisible(*c)).collect();
+    policy::refs::fold_case(&visible)
         .trim_end_matches(['.', ' '])
         .to_owned()
 }
@@ -85,11 +85,11 @@ fn is_short_name(component: &str, name: &str) -> bool {
         return false;
     }
     let letters: String = component.chars().filter(|c| !". ".contains(*c)).collect();
-    let is_front = !front.is_empty() && letters.starts_with(front);
-    let is_sum = front.len() == 6
+    let is_shortened = !front.is_empty() && letters.starts_with(front);
+    let has_checksum = front.len() == 6
         && front.get(..2) == letters.get(..2)
         && front.bytes().skip(2).all(|digit| digit.is_ascii_hexdigit());
-    is_front || is_sum
+    is_shortened || has_checksum
 }
 
 #[cfg(test)]
@@ -98,8 +98,10 @@ mod tests {
 
     #[test]
     fn restricted_names_match_every_file_system_spelling() {
-        let restricted_names =
-            RestrictedNames::of(&[".github/workflows".to_owned(), ".github/actions".to_owned()]);
+        let restricted_names = RestrictedNames::from_paths(&[
+            ".github/workflows".to_owned(),
+            ".github/actions".to_owned(),
+        ]);
         assert_eq!(restricted_names.paths, [[0, 1], [0, 2]]);
         for (name, index) in [
             (".github", 0),
@@ -121,19 +123,19 @@ mod tests {
             ("worflows\u{200d}".replace("worf", "workf").as_str(), 1),
             ("ACTIONS", 2),
         ] {
-            let meant: Vec<_> = restricted_names
+            let matched: Vec<_> = restricted_names
                 .matching_components(name.as_bytes())
                 .collect();
-            assert_eq!(meant, [index], "{name:?}");
+            assert_eq!(matched, [index], "{name:?}");
         }
         for name in [
             "github", ".git", ".githubs", "x.github", "GITLAB~1", "github~x", "~1", "a:b",
             "workflow",
         ] {
-            let meant: Vec<_> = restricted_names
+            let matched: Vec<_> = restricted_names
                 .matching_components(name.as_bytes())
                 .collect();
-            assert_eq!(meant, [0; 0], "{name:?}");
+            assert_eq!(matched, [0; 0], "{name:?}");
         }
         assert_eq!(
             restricted_names.matching_components(b".github\xff").count(),
@@ -144,7 +146,7 @@ mod tests {
     #[test]
     fn empty_path_restricts_nothing() {
         assert_eq!(
-            RestrictedNames::of(&["/".to_owned(), String::new()])
+            RestrictedNames::from_paths(&["/".to_owned(), String::new()])
                 .paths
                 .len(),
             0

@@ -5,8 +5,8 @@
 //! it has the same entry there as one of upstream's tips, or as all of its parents. A merge whose
 //! parents differ must match a tip: taking the other parent's version may revert a fix.
 //!
-//! Entries are compared by id, so the trees below them need not be known. If a tree on the path is
-//! not known, its id stands for its contents.
+//! Entries are compared by id, so the trees below them need not be known. For a tree on the path
+//! that is not known, its id is compared instead of its contents.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -22,7 +22,7 @@ use super::object_index::{Commit, ObjectIndex};
 const MAX_PATH_SPELLINGS: usize = 1000;
 
 /// All entries that match a path; empty if there are none.
-type Value = Rc<Vec<PathEntry>>;
+type PathEntries = Rc<Vec<PathEntry>>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PathEntry {
@@ -34,25 +34,25 @@ struct PathEntry {
 
 /// Returns the most severe change to a restricted path in the push.
 pub(super) fn compare(
-    case: &PushContext,
+    context: &PushContext,
     object_index: &ObjectIndex<'_>,
 ) -> Result<RestrictedPathChange, PackError> {
     let mut comparison = PathComparison {
         object_index,
         values: HashMap::new(),
     };
-    let tips: Vec<&Commit> = case
+    let tips: Vec<&Commit> = context
         .default_tip
         .iter()
-        .chain(case.updates.iter().map(|update| &update.old))
+        .chain(context.updates.iter().map(|update| &update.old))
         .filter_map(|id| object_index.commits.get(&peel(object_index, *id)))
         .filter(|commit| !commit.is_pushed)
         .collect();
-    let mut worst = RestrictedPathChange::Untouched;
+    let mut most_severe = RestrictedPathChange::Untouched;
     for (path, _) in object_index.restricted_names.paths.iter().enumerate() {
         let mut known = HashSet::new();
         for tip in &tips {
-            known.insert(comparison.value(&tip.tree, path)?);
+            known.insert(comparison.entries_at(&tip.tree, path)?);
         }
         for commit in object_index
             .commits
@@ -60,20 +60,24 @@ pub(super) fn compare(
             .filter(|commit| commit.is_pushed)
         {
             let found = comparison.compare(commit, path, &known)?;
-            worst = worse(worst, found);
+            most_severe = more_severe(most_severe, found);
         }
     }
     if !object_index.restricted_names.paths.is_empty() {
-        for update in case.updates.iter().filter(|update| !update.is_deletion()) {
+        for update in context
+            .updates
+            .iter()
+            .filter(|update| !update.is_deletion())
+        {
             let tip = peel(object_index, update.new);
-            // A commit that is in no pack here came with an earlier push, or from a fork, and was
-            // never compared.
-            if case.default_tip != Some(tip) && !object_index.commits.contains_key(&tip) {
-                worst = worse(worst, RestrictedPathChange::Unknown);
+            // A commit that is in none of these packs came with an earlier push, or from a fork,
+            // and was never compared.
+            if context.default_tip != Some(tip) && !object_index.commits.contains_key(&tip) {
+                most_severe = more_severe(most_severe, RestrictedPathChange::Unknown);
             }
         }
     }
-    Ok(worst)
+    Ok(most_severe)
 }
 
 /// Follows annotated tags that are in the index.
@@ -86,7 +90,8 @@ pub(super) fn peel(object_index: &ObjectIndex<'_>, id: ObjectId) -> ObjectId {
     id
 }
 
-fn worse(one: RestrictedPathChange, other: RestrictedPathChange) -> RestrictedPathChange {
+/// Returns the more severe of two results.
+fn more_severe(one: RestrictedPathChange, other: RestrictedPathChange) -> RestrictedPathChange {
     match (one, other) {
         (RestrictedPathChange::Changed, _) | (_, RestrictedPathChange::Changed) => {
             RestrictedPathChange::Changed
@@ -103,7 +108,7 @@ fn worse(one: RestrictedPathChange, other: RestrictedPathChange) -> RestrictedPa
 struct PathComparison<'a, 'd> {
     object_index: &'a ObjectIndex<'d>,
     /// Cache by tree and path, because commits share trees.
-    values: HashMap<(ObjectId, usize), Value>,
+    values: HashMap<(ObjectId, usize), PathEntries>,
 }
 
 impl PathComparison<'_, '_> {
@@ -111,36 +116,36 @@ impl PathComparison<'_, '_> {
         &mut self,
         commit: &Commit,
         path: usize,
-        known: &HashSet<Value>,
+        known: &HashSet<PathEntries>,
     ) -> Result<RestrictedPathChange, PackError> {
-        let value = self.value(&commit.tree, path)?;
+        let value = self.entries_at(&commit.tree, path)?;
         if known.contains(&value) {
             return Ok(RestrictedPathChange::Untouched);
         }
-        // The path is absent here, and no upstream version of it is known.
-        let is_harmless = value.is_empty() && known.is_empty();
-        let mut is_same = true;
+        // The commit does not have the path, and no upstream version of the path is known.
+        let is_absent_everywhere = value.is_empty() && known.is_empty();
+        let mut equals_parents = true;
         for parent in &commit.parents {
             let Some(parent) = self.object_index.commits.get(parent) else {
-                return Ok(if is_harmless {
+                return Ok(if is_absent_everywhere {
                     RestrictedPathChange::Untouched
                 } else {
                     RestrictedPathChange::Unknown
                 });
             };
-            is_same &= self.value(&parent.tree, path)? == value;
+            equals_parents &= self.entries_at(&parent.tree, path)? == value;
         }
-        let is_unclear = value.iter().any(|entry| entry.mode.is_none());
-        Ok(match (commit.parents.is_empty(), is_same) {
+        let has_unknown_entry = value.iter().any(|entry| entry.mode.is_none());
+        Ok(match (commit.parents.is_empty(), equals_parents) {
             (false, true) => RestrictedPathChange::Untouched,
-            (true, _) if is_harmless => RestrictedPathChange::Untouched,
+            (true, _) if is_absent_everywhere => RestrictedPathChange::Untouched,
             (true, _) if known.is_empty() => RestrictedPathChange::Unknown,
-            _ if is_unclear => RestrictedPathChange::Unknown,
+            _ if has_unknown_entry => RestrictedPathChange::Unknown,
             _ => RestrictedPathChange::Changed,
         })
     }
 
-    fn value(&mut self, tree: &ObjectId, path: usize) -> Result<Value, PackError> {
+    fn entries_at(&mut self, tree: &ObjectId, path: usize) -> Result<PathEntries, PackError> {
         if let Some(value) = self.values.get(&(*tree, path)) {
             return Ok(Rc::clone(value));
         }
@@ -157,7 +162,7 @@ impl PathComparison<'_, '_> {
         &self,
         tree: &ObjectId,
         components: &[usize],
-        above: &[u8],
+        prefix: &[u8],
         entries: &mut Vec<PathEntry>,
     ) -> Result<(), PackError> {
         let Some((first, rest)) = components.split_first() else {
@@ -169,16 +174,19 @@ impl PathComparison<'_, '_> {
                 bound: MAX_PATH_SPELLINGS as u64,
             });
         }
-        let Some(marked) = self.object_index.trees.get(tree) else {
+        let Some(restricted_entries) = self.object_index.trees.get(tree) else {
             entries.push(PathEntry {
-                path: above.to_vec(),
+                path: prefix.to_vec(),
                 mode: None,
                 id: *tree,
             });
             return Ok(());
         };
-        for found in marked.iter().filter(|found| found.component == *first) {
-            let mut path = above.to_vec();
+        for found in restricted_entries
+            .iter()
+            .filter(|found| found.component == *first)
+        {
+            let mut path = prefix.to_vec();
             path.push(b'/');
             path.extend_from_slice(&found.name);
             if rest.is_empty() || found.mode != DIRECTORY {

@@ -1,5 +1,5 @@
-//! Finds the paths of blobs that hold a secret. It needs another pass over the pack and runs only
-//! if a secret was found.
+//! Finds the paths of blobs that hold a secret. The search needs another pass over the pack and
+//! runs only if a secret was found.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -13,7 +13,8 @@ use super::object::{self, Kind};
 use super::pack::{self, Visitor};
 
 /// Maximum number of indexed tree entries; a blob that only later trees name gets no path.
-const MAX_EDGES: usize = 2_000_000;
+const MAX_TREE_ENTRIES: usize = 2_000_000;
+/// Maximum length of a reported path.
 const MAX_PATH_BYTES: usize = 1024;
 
 /// Sets the paths of the blobs among `sightings`. `roots` are the trees of commits.
@@ -70,9 +71,9 @@ impl TreeEdges {
             .collect();
         let mut parts = Vec::new();
         let mut length = 0;
-        let mut at = id;
-        while parts.is_empty() || !roots.contains(&at) {
-            let Some((tree, name)) = self.parents.get(&at) else {
+        let mut current = id;
+        while parts.is_empty() || !roots.contains(&current) {
+            let Some((tree, name)) = self.parents.get(&current) else {
                 break;
             };
             let name = by_index.get(name)?;
@@ -81,7 +82,7 @@ impl TreeEdges {
                 return None;
             }
             parts.push(String::from_utf8_lossy(name));
-            at = *tree;
+            current = *tree;
         }
         parts.reverse();
         (!parts.is_empty()).then(|| parts.join("/"))
@@ -103,7 +104,7 @@ impl Visitor for TreeEdges {
     fn end(&mut self, id: ObjectId) -> Result<(), PackError> {
         for entry in object::entries(&self.tree, self.format) {
             let entry = entry?;
-            if self.parents.len() >= MAX_EDGES || self.parents.contains_key(&entry.id) {
+            if self.parents.len() >= MAX_TREE_ENTRIES || self.parents.contains_key(&entry.id) {
                 continue;
             }
             let next = self.names.len();

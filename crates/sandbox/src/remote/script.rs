@@ -27,8 +27,8 @@ pub(super) struct StartRefusal {
 }
 
 impl Script {
-    /// A script for a command that reads `input` if it is given.
-    pub(super) fn of(
+    /// Creates a script for a command, whose standard input is the file `input` if there is one.
+    pub(super) fn for_command(
         command: &SandboxCommand,
         input: Option<&str>,
         marker: &str,
@@ -87,7 +87,7 @@ impl Script {
         marker.get(..length) == stderr.get(..length)
     }
 
-    /// Returns why the command could not be started, if that is so.
+    /// Returns the reason if the command could not be started.
     pub(super) fn start_refusal(&self, code: i32, stderr: &[u8]) -> Option<StartRefusal> {
         let text = String::from_utf8_lossy(stderr);
         let step = text.strip_prefix(&format!("{} ", self.marker))?.trim_end();
@@ -122,10 +122,10 @@ pub(super) fn unpack(name: &str, to: &Path) -> Result<Script, SandboxError> {
 /// Packs a file or directory, under its own name.
 pub(super) fn pack(from: &Path) -> Result<Script, SandboxError> {
     let from = quote(from.as_os_str(), "tar")?;
-    let marker = fresh_name()?;
+    let marker = random_name()?;
     let line = format!(
         "p={from}\n\
-         [ -e \"$p\" ] || {{ echo '{marker} finding it' >&2; exit {REFUSED_EXIT_CODE}; }}\n\
+         [ -e \"$p\" ] || {{ echo '{marker} finding the source' >&2; exit {REFUSED_EXIT_CODE}; }}\n\
          if [ -d \"$p\" ]; then cd -- \"$p\" && n=$(basename -- \"$PWD\") && cd ..; else \
          n=$(basename -- \"$p\") && cd -- \"$(dirname -- \"$p\")\"; fi || exit 1\n\
          set -o pipefail 2>/dev/null\n\
@@ -144,7 +144,7 @@ pub(super) fn remove(name: &str) -> Script {
 }
 
 /// Creates a random name that needs no quoting.
-pub(super) fn fresh_name() -> Result<String, SandboxError> {
+pub(super) fn random_name() -> Result<String, SandboxError> {
     let mut random = [0; 12];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut random))
@@ -166,7 +166,7 @@ fn unsupported_argument(program: &str, what: &str) -> SandboxError {
     SandboxError::Start {
         program: program.to_owned(),
         step: "reading the command".to_owned(),
-        reason: format!("{what} is not text, and a remote shell takes nothing else"),
+        reason: format!("{what} is not UTF-8, which a remote shell requires"),
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn only_the_script_itself_can_report_a_refusal() {
-        let script = Script::of(&SandboxCommand::new(["nothing"]), None, "mark").unwrap();
+        let script = Script::for_command(&SandboxCommand::new(["nothing"]), None, "mark").unwrap();
         let start_refusal = script.start_refusal(126, b"mark running it\n").unwrap();
         assert_eq!(start_refusal.step, "running it");
         assert_eq!(script.start_refusal(126, b"other running it\n"), None);

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{Mode, mkdirat};
 
 use super::packer::Packer;
-use super::path::names;
+use super::path::split_path;
 use super::reader::{Kind, Reader};
 use super::stage::Stage;
 use super::{MemberRefusal, TransferError, UnpackRules};
@@ -49,25 +49,25 @@ impl ConfinedDirectory {
         into: &mut dyn Write,
         bounds: &TransferBounds,
     ) -> Result<TransferSummary, TransferError> {
-        let names = allowed(source)?;
+        let names = check_path(source)?;
         let mut progress = |_| {};
         let mut packer = Packer::new(into, bounds, &mut progress);
         packer.skip(state)?;
         packer.skip_repositories();
-        let error = |errno| error(source, errno);
+        let path_error = |errno| path_error(source, errno);
         match names.split_last() {
             None => packer.add_tree(&self.root, b"")?,
-            Some((name, above)) => {
-                let place = self.descend(above).map_err(error)?;
-                let data = beneath::stat(&place, name).map_err(error)?;
+            Some((name, parents)) => {
+                let parent = self.open_path(parents).map_err(path_error)?;
+                let data = beneath::stat(&parent, name).map_err(path_error)?;
                 let data = data.ok_or_else(|| TransferError::Missing(source.to_owned()))?;
                 match beneath::file_kind(&data) {
                     beneath::FileKind::Directory => {
-                        let tree = beneath::open_directory(&place, name).map_err(error)?;
+                        let tree = beneath::open_directory(&parent, name).map_err(path_error)?;
                         packer.add_tree(&tree, name.to_bytes())?;
                     }
                     beneath::FileKind::File => {
-                        let file: File = beneath::open_file(&place, name).map_err(error)?;
+                        let file: File = beneath::open_file(&parent, name).map_err(path_error)?;
                         packer.add_file(file, name.to_bytes())?;
                     }
                     beneath::FileKind::Symlink => return Err(refused(source, MemberRefusal::Link)),
@@ -88,57 +88,62 @@ impl ConfinedDirectory {
         to: &str,
         bounds: &TransferBounds,
     ) -> Result<TransferSummary, TransferError> {
-        let names = allowed(to)?;
-        let (target, made) = self.make_way(&names).map_err(|errno| error(to, errno))?;
+        let names = check_path(to)?;
+        let (target, created) = self
+            .create_directories(&names)
+            .map_err(|errno| path_error(to, errno))?;
         let mut path = self.path.clone();
         path.extend(
             names
                 .iter()
                 .map(|name| beneath::path_from_bytes(name.to_bytes())),
         );
-        let mut stage = Stage::at(target, &path, made, bounds, UnpackRules::FOR_HOST)?;
+        let mut stage = Stage::in_directory(target, &path, created, bounds, UnpackRules::FOR_HOST)?;
         let mut members = Reader::new(archive);
         while let Some(member) = members.next_member()? {
-            let whole = [to.as_bytes(), b"/", &member.path].concat();
-            if member.kind != Kind::Directory && sensitive_reason(&whole).is_some() {
-                return Err(TransferError::refused(&member.path, MemberRefusal::Steers));
+            let full_path = [to.as_bytes(), b"/", &member.path].concat();
+            if member.kind != Kind::Directory && sensitive_reason(&full_path).is_some() {
+                return Err(TransferError::refused(
+                    &member.path,
+                    MemberRefusal::ConfiguresTools,
+                ));
             }
-            stage.take(&member, &mut members)?;
+            stage.unpack_member(&member, &mut members)?;
         }
-        stage.settle()
+        stage.publish()
     }
 
-    fn descend(&self, names: &[CString]) -> nix::Result<OwnedFd> {
-        let mut here = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
+    fn open_path(&self, names: &[CString]) -> nix::Result<OwnedFd> {
+        let mut directory = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
         for name in names {
-            here = beneath::open_directory(&here, name)?;
+            directory = beneath::open_directory(&directory, name)?;
         }
-        Ok(here)
+        Ok(directory)
     }
 
     /// Opens a directory, creates missing parents, and returns those, highest first.
-    fn make_way(&self, names: &[CString]) -> nix::Result<(OwnedFd, Vec<PathBuf>)> {
-        let mut here = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
+    fn create_directories(&self, names: &[CString]) -> nix::Result<(OwnedFd, Vec<PathBuf>)> {
+        let mut directory = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
         let mut path = self.path.clone();
-        let mut made = Vec::new();
+        let mut created = Vec::new();
         for name in names {
             path.push(beneath::path_from_bytes(name.to_bytes()));
-            here = match beneath::open_directory(&here, name) {
+            directory = match beneath::open_directory(&directory, name) {
                 Err(Errno::ENOENT) => {
-                    mkdirat(&here, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
-                    made.push(path.clone());
-                    beneath::open_directory(&here, name)?
+                    mkdirat(&directory, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
+                    created.push(path.clone());
+                    beneath::open_directory(&directory, name)?
                 }
                 other => other?,
             };
         }
-        Ok((here, made))
+        Ok((directory, created))
     }
 }
 
-/// Splits a path that stays below the directory and is part of no repository.
-fn allowed(path: &str) -> Result<Vec<CString>, TransferError> {
-    let names = names(path.as_bytes()).map_err(|reason| refused(path, reason))?;
+/// Splits a path, and refuses one that leaves the directory or is part of a repository.
+fn check_path(path: &str) -> Result<Vec<CString>, TransferError> {
+    let names = split_path(path.as_bytes()).map_err(|reason| refused(path, reason))?;
     if names.iter().any(|name| is_dot_git(name.to_bytes())) {
         return Err(refused(path, MemberRefusal::Repository));
     }
@@ -149,7 +154,7 @@ fn refused(path: &str, reason: MemberRefusal) -> TransferError {
     TransferError::refused(path.as_bytes(), reason)
 }
 
-fn error(path: &str, errno: Errno) -> TransferError {
+fn path_error(path: &str, errno: Errno) -> TransferError {
     match errno {
         Errno::ENOENT => TransferError::Missing(path.to_owned()),
         Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV => refused(path, MemberRefusal::Link),

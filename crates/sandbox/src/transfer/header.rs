@@ -2,6 +2,7 @@
 
 use super::TransferError;
 
+/// The size of a header and of the blocks of content.
 pub(super) const BLOCK: usize = 512;
 
 /// A header in its archive format.
@@ -15,39 +16,40 @@ const GID: (usize, usize) = (116, 124);
 const SIZE: (usize, usize) = (124, 136);
 const MODIFIED: (usize, usize) = (136, 148);
 const SUM: (usize, usize) = (148, 156);
-const KIND: usize = 156;
+const KIND_OFFSET: usize = 156;
 const LINK: (usize, usize) = (157, 257);
 const MAGIC: (usize, usize) = (257, 265);
 const PREFIX: (usize, usize) = (345, 500);
 
-const GNU: &[u8] = b"ustar  \0";
-const POSIX: &[u8] = b"ustar\x0000";
+const GNU_MAGIC: &[u8] = b"ustar  \0";
+const POSIX_MAGIC: &[u8] = b"ustar\x0000";
 
 /// Maximum length of a name or link without a header of its own.
-pub(super) const MAX_SHORT_NAME: usize = 100;
+pub(super) const MAX_SHORT_NAME_BYTES: usize = 100;
 
 impl Header {
-    /// Creates a header. Long names are truncated; the writer puts them into a header before.
+    /// Creates a header. Long names are truncated; the writer writes an extension header with the
+    /// whole name first.
     pub(super) fn new(kind: u8, name: &[u8], link: &[u8]) -> Self {
         let mut header = Self([0; BLOCK]);
         header.put(NAME, name);
         header.put(LINK, link);
-        header.put(MAGIC, GNU);
+        header.put(MAGIC, GNU_MAGIC);
         header.put_number(UID, 0);
         header.put_number(GID, 0);
-        if let Some(place) = header.0.get_mut(KIND) {
+        if let Some(place) = header.0.get_mut(KIND_OFFSET) {
             *place = kind;
         }
         header
     }
 
     /// Sets mode, size and time, and the checksum.
-    pub(super) fn seal(mut self, mode: u32, size: u64, modified: u64) -> Self {
+    pub(super) fn complete(mut self, mode: u32, size: u64, modified: u64) -> Self {
         self.put_number(MODE, u64::from(mode));
         self.put_number(SIZE, size);
         self.put_number(MODIFIED, modified);
-        let sum = format!("{:06o}\0 ", self.sum());
-        self.put(SUM, sum.as_bytes());
+        let checksum = format!("{:06o}\0 ", self.checksum());
+        self.put(SUM, checksum.as_bytes());
         self
     }
 
@@ -57,24 +59,24 @@ impl Header {
 
     /// Checks the checksum and the format.
     pub(super) fn check(&self) -> Result<(), TransferError> {
-        if number(self.field(SUM)) != Some(self.sum()) {
+        if parse_number(self.field(SUM)) != Some(self.checksum()) {
             return Err(TransferError::malformed("a checksum is wrong"));
         }
-        if self.field(MAGIC) != GNU && self.field(MAGIC) != POSIX {
-            return Err(TransferError::malformed("it is no ustar archive"));
+        if self.field(MAGIC) != GNU_MAGIC && self.field(MAGIC) != POSIX_MAGIC {
+            return Err(TransferError::malformed("the data is no ustar archive"));
         }
         Ok(())
     }
 
     pub(super) fn kind(&self) -> u8 {
-        self.0.get(KIND).copied().unwrap_or_default()
+        self.0.get(KIND_OFFSET).copied().unwrap_or_default()
     }
 
     pub(super) fn path(&self) -> Vec<u8> {
-        let name = text(self.field(NAME));
-        match text(self.field(PREFIX)) {
+        let name = until_nul(self.field(NAME));
+        match until_nul(self.field(PREFIX)) {
             // GNU stores times in this field.
-            prefix if self.field(MAGIC) == POSIX && !prefix.is_empty() => {
+            prefix if self.field(MAGIC) == POSIX_MAGIC && !prefix.is_empty() => {
                 [prefix, b"/", name].concat()
             }
             _ => name.to_vec(),
@@ -82,20 +84,20 @@ impl Header {
     }
 
     pub(super) fn link(&self) -> Vec<u8> {
-        text(self.field(LINK)).to_vec()
+        until_nul(self.field(LINK)).to_vec()
     }
 
     pub(super) fn mode(&self) -> Option<u32> {
-        number(self.field(MODE)).and_then(|mode| u32::try_from(mode).ok())
+        parse_number(self.field(MODE)).and_then(|mode| u32::try_from(mode).ok())
     }
 
     pub(super) fn size(&self) -> Option<u64> {
-        number(self.field(SIZE))
+        parse_number(self.field(SIZE))
     }
 
     /// Seconds since 1970; 0 if the field cannot be parsed.
     pub(super) fn modified(&self) -> u64 {
-        number(self.field(MODIFIED)).unwrap_or_default()
+        parse_number(self.field(MODIFIED)).unwrap_or_default()
     }
 
     fn field(&self, (from, to): (usize, usize)) -> &[u8] {
@@ -125,20 +127,20 @@ impl Header {
     }
 
     /// The sum of all bytes, with the checksum field counted as spaces.
-    fn sum(&self) -> u64 {
+    fn checksum(&self) -> u64 {
         let all: u64 = self.0.iter().map(|&byte| u64::from(byte)).sum();
         let own: u64 = self.field(SUM).iter().map(|&byte| u64::from(byte)).sum();
         all - own + 8 * u64::from(b' ')
     }
 }
 
-/// Up to the first NUL.
-fn text(field: &[u8]) -> &[u8] {
+/// Returns the bytes up to the first NUL.
+fn until_nul(field: &[u8]) -> &[u8] {
     field.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
 /// Parses octal digits, or base 256 after a high bit.
-fn number(field: &[u8]) -> Option<u64> {
+fn parse_number(field: &[u8]) -> Option<u64> {
     if let Some((0x80, bytes)) = field.split_first() {
         return bytes.iter().try_fold(0_u64, |value, &byte| {
             Some(value.checked_mul(256)? + u64::from(byte))
@@ -172,14 +174,14 @@ mod tests {
             (b"12 34\0\0\0", None),
             (b"0x1\0\0\0\0\0", None),
         ] {
-            assert_eq!(number(field), wanted, "{field:?}");
+            assert_eq!(parse_number(field), wanted, "{field:?}");
         }
     }
 
     #[test]
     fn size_beyond_octal_is_written_in_base_256() {
         for size in [0, 1, (8 << 30) - 1, 8 << 30, u64::MAX] {
-            let header = Header::new(b'0', b"x", b"").seal(0o644, size, 7);
+            let header = Header::new(b'0', b"x", b"").complete(0o644, size, 7);
             header.check().unwrap();
             assert_eq!((header.size(), header.modified()), (Some(size), 7));
         }

@@ -19,12 +19,12 @@ pub(super) fn merge(
     overwrite: Overwrite,
 ) -> Result<HashSet<Vec<CString>>, TransferError> {
     let mut merged = HashSet::new();
-    check(from, to, overwrite, &mut Vec::new(), &mut merged)?;
+    check_entries(from, to, overwrite, &mut Vec::new(), &mut merged)?;
     move_all(from, to, overwrite, &mut Vec::new())?;
     Ok(merged)
 }
 
-fn check(
+fn check_entries(
     from: &OwnedFd,
     to: &OwnedFd,
     overwrite: Overwrite,
@@ -33,26 +33,28 @@ fn check(
 ) -> Result<(), TransferError> {
     for name in list(from, path)? {
         path.push(name.clone());
-        let look = |at| {
+        let kind_of = |at| {
             beneath::stat(at, &name)
-                .map_err(|e| TransferError::system("looking at", &shown(path))(e))
+                .map_err(|e| TransferError::system("stat of", &display_path(path))(e))
         };
-        let ours = look(from)?.map(|data| beneath::file_kind(&data));
-        match (ours, look(to)?.map(|data| beneath::file_kind(&data))) {
+        let new = kind_of(from)?.map(|data| beneath::file_kind(&data));
+        match (new, kind_of(to)?.map(|data| beneath::file_kind(&data))) {
             (_, None) => {}
             (Some(FileKind::Directory), Some(FileKind::Directory)) => {
-                let opened = shown(path);
+                let opened = display_path(path);
                 let below = beneath::open_directory(from, &name)
-                    .and_then(|ours| Ok((ours, beneath::open_directory(to, &name)?)))
+                    .and_then(|new| Ok((new, beneath::open_directory(to, &name)?)))
                     .map_err(TransferError::system("opening", &opened))?;
                 merged.insert(path.clone());
-                check(&below.0, &below.1, overwrite, path, merged)?;
+                check_entries(&below.0, &below.1, overwrite, path, merged)?;
             }
-            _ if overwrite == Overwrite::No => return Err(TransferError::Exists(shown(path))),
+            _ if overwrite == Overwrite::No => {
+                return Err(TransferError::Exists(display_path(path)));
+            }
             (Some(FileKind::Directory), Some(_))
             | (_, Some(FileKind::Directory | FileKind::Other)) => {
                 return Err(TransferError::refused(
-                    shown(path).as_bytes(),
+                    display_path(path).as_bytes(),
                     MemberRefusal::OtherKind,
                 ));
             }
@@ -72,24 +74,23 @@ fn move_all(
     for name in list(from, path)? {
         path.push(name.clone());
         let failed = |errno| match errno {
-            Errno::EEXIST => TransferError::Exists(shown(path)),
-            errno => TransferError::system("moving", &shown(path))(errno),
+            Errno::EEXIST => TransferError::Exists(display_path(path)),
+            errno => TransferError::system("moving", &display_path(path))(errno),
         };
-        let ours = beneath::stat(from, &name).map_err(failed)?;
-        let is_directory =
-            ours.is_some_and(|data| beneath::file_kind(&data) == FileKind::Directory);
+        let new = beneath::stat(from, &name).map_err(failed)?;
+        let is_directory = new.is_some_and(|data| beneath::file_kind(&data) == FileKind::Directory);
         match beneath::rename_no_replace(from, to, &name) {
             Ok(()) => {}
             // The directory exists, or is in an overlay layer to which directories cannot be moved.
             Err(Errno::EEXIST | Errno::ENOTEMPTY | Errno::EXDEV) if is_directory => {
                 let below = beneath::open_directory(from, &name)
-                    .and_then(|ours| {
-                        let mode = Mode::from_bits_truncate(fstat(&ours)?.st_mode & 0o777);
+                    .and_then(|new| {
+                        let mode = Mode::from_bits_truncate(fstat(&new)?.st_mode & 0o777);
                         match mkdirat(to, name.as_c_str(), mode) {
                             Ok(()) | Err(Errno::EEXIST) => {}
                             Err(errno) => return Err(errno),
                         }
-                        Ok((ours, beneath::open_directory(to, &name)?))
+                        Ok((new, beneath::open_directory(to, &name)?))
                     })
                     .map_err(failed)?;
                 move_all(&below.0, &below.1, overwrite, path)?;
@@ -106,11 +107,11 @@ fn move_all(
 
 fn list(directory: &OwnedFd, path: &[CString]) -> Result<Vec<CString>, TransferError> {
     let names = beneath::list_names(directory, u64::MAX)
-        .map_err(|errno| TransferError::system("listing", &shown(path))(errno))?;
+        .map_err(|errno| TransferError::system("listing", &display_path(path))(errno))?;
     Ok(names.unwrap_or_default())
 }
 
-fn shown(path: &[CString]) -> String {
+fn display_path(path: &[CString]) -> String {
     let names: Vec<_> = path.iter().map(|name| name.to_string_lossy()).collect();
     names.join("/")
 }

@@ -18,17 +18,18 @@ use crate::beneath::{self, FileKind};
 use crate::contract::{TransferBounds, TransferSummary};
 use crate::git::names::is_dot_git;
 
-const CHUNK: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
+/// Packs files and trees into one archive.
 pub(super) struct Packer<'a> {
     writer: Writer<'a>,
     bounds: TransferBounds,
     entries: u64,
     summary: TransferSummary,
     /// The skipped directory, by device and inode.
-    without: Option<(u64, u64)>,
+    skipped_directory: Option<(u64, u64)>,
     /// Whether every `.git` is skipped.
-    without_repositories: bool,
+    skips_repositories: bool,
     progress: &'a mut dyn FnMut(u64),
     buffer: Vec<u8>,
 }
@@ -44,50 +45,50 @@ impl<'a> Packer<'a> {
             bounds: *bounds,
             entries: 0,
             summary: TransferSummary::default(),
-            without: None,
-            without_repositories: false,
+            skipped_directory: None,
+            skips_repositories: false,
             progress,
-            buffer: vec![0; CHUNK],
+            buffer: vec![0; CHUNK_BYTES],
         }
     }
 
     /// Skips a directory, which need not exist.
     pub(super) fn skip(&mut self, directory: &Path) -> Result<(), TransferError> {
-        self.without = match stat(directory) {
+        self.skipped_directory = match stat(directory) {
             Ok(data) => Some(identity(&data)),
             Err(Errno::ENOENT) => None,
-            Err(errno) => return Err(TransferError::system("looking at", directory)(errno)),
+            Err(errno) => return Err(TransferError::system("stat of", directory)(errno)),
         };
         Ok(())
     }
 
     /// Skips every `.git` below a source.
     pub(super) fn skip_repositories(&mut self) {
-        self.without_repositories = true;
+        self.skips_repositories = true;
     }
 
     /// Adds an open directory under a name; with an empty name, its entries.
     pub(super) fn add_tree(&mut self, tree: &OwnedFd, name: &[u8]) -> Result<(), TransferError> {
-        self.tree(tree, &mut name.to_vec())
+        self.pack_tree(tree, &mut name.to_vec())
     }
 
     /// Adds an open file under a name.
     pub(super) fn add_file(&mut self, file: File, name: &[u8]) -> Result<(), TransferError> {
-        self.file(file, name)
+        self.pack_file(file, name)
     }
 
     /// Fails if a parent of the source is the skipped directory.
-    fn refuse_within(&self, source: &Path) -> Result<(), TransferError> {
-        let Some(without) = self.without else {
+    fn refuse_skipped_parent(&self, source: &Path) -> Result<(), TransferError> {
+        let Some(skipped_directory) = self.skipped_directory else {
             return Ok(());
         };
         let system = TransferError::system("finding", source);
         let real = std::fs::canonicalize(source).map_err(system)?;
         for above in real.ancestors() {
-            let data = stat(above).map_err(TransferError::system("looking at", above))?;
-            if identity(&data) == without {
+            let data = stat(above).map_err(TransferError::system("stat of", above))?;
+            if identity(&data) == skipped_directory {
                 let path = source.as_os_str().as_bytes();
-                return Err(TransferError::refused(path, MemberRefusal::OurOwn));
+                return Err(TransferError::refused(path, MemberRefusal::StateDirectory));
             }
         }
         Ok(())
@@ -105,20 +106,20 @@ impl<'a> Packer<'a> {
             .unwrap_or_default();
         // The type is checked before opening, because opening a device may have effects.
         let kind = beneath::file_kind(&stat(source).map_err(missing)?);
-        let more = match kind {
+        let type_flags = match kind {
             FileKind::Directory => OFlag::O_DIRECTORY,
             FileKind::File => OFlag::empty(),
             FileKind::Symlink | FileKind::Other => {
                 return Err(TransferError::refused(&path, MemberRefusal::Unknown));
             }
         };
-        self.refuse_within(source)?;
+        self.refuse_skipped_parent(source)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let opened = open(source, flags | more, Mode::empty()).map_err(missing)?;
+        let opened = open(source, flags | type_flags, Mode::empty()).map_err(missing)?;
         if kind == FileKind::Directory {
-            self.tree(&opened, &mut path)
+            self.pack_tree(&opened, &mut path)
         } else {
-            self.file(File::from(opened), &path)
+            self.pack_file(File::from(opened), &path)
         }
     }
 
@@ -129,32 +130,32 @@ impl<'a> Packer<'a> {
         Ok(self.summary)
     }
 
-    fn tree(&mut self, directory: &OwnedFd, path: &mut Vec<u8>) -> Result<(), TransferError> {
-        let data = fstat(directory).map_err(TransferError::system("looking at", shown(path)))?;
-        if self.without == Some(identity(&data)) {
+    fn pack_tree(&mut self, directory: &OwnedFd, path: &mut Vec<u8>) -> Result<(), TransferError> {
+        let data = fstat(directory).map_err(TransferError::system("stat of", os_path(path)))?;
+        if self.skipped_directory == Some(identity(&data)) {
             skip(&mut self.summary, path, "palisade's own state directory");
             return Ok(());
         }
         let length = path.len();
         if !path.is_empty() {
             path.push(b'/');
-            self.begin(path, &data, Entry::Directory)?;
+            self.begin_member(path, &data, Entry::Directory)?;
         }
         let left = self.bounds.entries - self.entries;
         let names = beneath::list_names(directory, left)
-            .map_err(TransferError::system("listing", shown(path)))?
+            .map_err(TransferError::system("listing", os_path(path)))?
             .ok_or(TransferError::TooMany(self.bounds.entries))?;
-        let below = path.len();
+        let prefix_length = path.len();
         for name in names {
-            path.truncate(below);
+            path.truncate(prefix_length);
             path.extend_from_slice(name.to_bytes());
-            self.entry(directory, &name, path)?;
+            self.pack_entry(directory, &name, path)?;
         }
         path.truncate(length);
         Ok(())
     }
 
-    fn entry(
+    fn pack_entry(
         &mut self,
         directory: &OwnedFd,
         name: &CStr,
@@ -165,12 +166,12 @@ impl<'a> Packer<'a> {
             skip(&mut self.summary, path, "it is too deep");
             return Ok(());
         }
-        if self.without_repositories && is_dot_git(name.to_bytes()) {
+        if self.skips_repositories && is_dot_git(name.to_bytes()) {
             skip(&mut self.summary, path, "a '.git' is not packed");
             return Ok(());
         }
-        let looked = beneath::stat(directory, name);
-        let kind = match &looked {
+        let found = beneath::stat(directory, name);
+        let kind = match &found {
             Ok(Some(data)) => beneath::file_kind(data),
             // The entry was removed after it was listed.
             Ok(None) => return Ok(()),
@@ -181,16 +182,16 @@ impl<'a> Packer<'a> {
         };
         match kind {
             FileKind::File => match beneath::open_file(directory, name) {
-                Ok(file) => self.file(file, path)?,
+                Ok(file) => self.pack_file(file, path)?,
                 Err(errno) => skip(&mut self.summary, path, errno.desc()),
             },
             FileKind::Directory => match beneath::open_directory(directory, name) {
-                Ok(below) => self.tree(&below, path)?,
+                Ok(tree) => self.pack_tree(&tree, path)?,
                 Err(errno) => skip(&mut self.summary, path, errno.desc()),
             },
-            FileKind::Symlink => match (readlinkat(directory, name), looked) {
+            FileKind::Symlink => match (readlinkat(directory, name), found) {
                 (Ok(text), Ok(Some(data))) => {
-                    self.begin(path, &data, Entry::Symlink(text.as_bytes()))?;
+                    self.begin_member(path, &data, Entry::Symlink(text.as_bytes()))?;
                     self.summary.files += 1;
                 }
                 _ => skip(&mut self.summary, path, "it changed while it was read"),
@@ -200,8 +201,8 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    fn file(&mut self, mut file: File, path: &[u8]) -> Result<(), TransferError> {
-        let data = fstat(&file).map_err(TransferError::system("looking at", shown(path)))?;
+    fn pack_file(&mut self, mut file: File, path: &[u8]) -> Result<(), TransferError> {
+        let data = fstat(&file).map_err(TransferError::system("stat of", os_path(path)))?;
         if beneath::file_kind(&data) != FileKind::File {
             skip(&mut self.summary, path, "it changed while it was read");
             return Ok(());
@@ -211,22 +212,22 @@ impl<'a> Packer<'a> {
             return Err(TransferError::TooLarge(self.bounds.bytes));
         }
         let modified = u64::try_from(data.st_mtime).unwrap_or_default();
-        self.begin(path, &data, Entry::File { size, modified })?;
-        let (mut left, mut cut) = (size, false);
+        self.begin_member(path, &data, Entry::File { size, modified })?;
+        let (mut left, mut was_truncated) = (size, false);
         while left > 0 {
-            let most = usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK);
-            let chunk = self.buffer.get_mut(..most).unwrap_or_default();
+            let length_limit = usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+            let chunk = self.buffer.get_mut(..length_limit).unwrap_or_default();
             let length = match file.read(chunk) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(TransferError::system("reading", shown(path))(error)),
+                Err(error) => return Err(TransferError::system("reading", os_path(path))(error)),
                 // The file became shorter than the size in its header.
                 Ok(0) => {
-                    if !cut {
+                    if !was_truncated {
                         skip(&mut self.summary, path, "truncated while it was read");
                     }
-                    cut = true;
+                    was_truncated = true;
                     chunk.fill(0);
-                    most
+                    length_limit
                 }
                 Ok(length) => length,
             };
@@ -244,7 +245,7 @@ impl<'a> Packer<'a> {
             .map_err(TransferError::system("writing", "archive"))
     }
 
-    fn begin(
+    fn begin_member(
         &mut self,
         path: &[u8],
         data: &FileStat,
@@ -265,6 +266,6 @@ fn identity(data: &FileStat) -> (u64, u64) {
     (data.st_dev, data.st_ino)
 }
 
-fn shown(path: &[u8]) -> &std::ffi::OsStr {
+fn os_path(path: &[u8]) -> &std::ffi::OsStr {
     std::ffi::OsStr::from_bytes(path)
 }

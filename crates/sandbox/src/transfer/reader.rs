@@ -31,10 +31,11 @@ pub(super) enum Kind {
 
 pub(super) struct Reader<'a> {
     archive: &'a mut dyn Read,
-    /// Bytes of the current member's content that are not read, and its padding.
-    left: u64,
+    /// The number of bytes of the current member's content that are not read yet.
+    unread: u64,
+    /// The length of the padding after that content.
     padding: u64,
-    globals: u32,
+    global_headers: u32,
 }
 
 /// The fields of extension headers before a member.
@@ -51,9 +52,9 @@ impl<'a> Reader<'a> {
     pub(super) fn new(archive: &'a mut dyn Read) -> Self {
         Self {
             archive,
-            left: 0,
+            unread: 0,
             padding: 0,
-            globals: 0,
+            global_headers: 0,
         }
     }
 
@@ -61,50 +62,50 @@ impl<'a> Reader<'a> {
     /// have been read.
     pub(super) fn next_member(&mut self) -> Result<Option<Member>, TransferError> {
         self.skip_padding()?;
-        let mut before = MemberExtensions::default();
+        let mut extensions = MemberExtensions::default();
         loop {
-            let header = self.block()?;
+            let header = self.read_header()?;
             if header.is_empty() {
-                return match before.is_empty() && self.ends()? {
+                return match extensions.is_empty() && self.is_end_mark()? {
                     true => Ok(None),
-                    false => Err(TransferError::malformed("it is truncated")),
+                    false => Err(TransferError::malformed("the archive is truncated")),
                 };
             }
             header.check()?;
             let size = header
                 .size()
                 .ok_or_else(|| TransferError::malformed("a size is no number"))?;
-            let twice = || TransferError::malformed("a member has two names");
+            let two_names = || TransferError::malformed("a member has two names");
             match header.kind() {
-                b'L' if before.path.is_some() => return Err(twice()),
-                b'K' if before.link.is_some() => return Err(twice()),
-                b'x' if before.pax => return Err(twice()),
-                b'L' => before.path = Some(self.long_name(size)?),
-                b'K' => before.link = Some(self.long_name(size)?),
+                b'L' if extensions.path.is_some() => return Err(two_names()),
+                b'K' if extensions.link.is_some() => return Err(two_names()),
+                b'x' if extensions.pax => return Err(two_names()),
+                b'L' => extensions.path = Some(self.read_long_name(size)?),
+                b'K' => extensions.link = Some(self.read_long_name(size)?),
                 b'x' => {
-                    let records = self.extension(size, MAX_EXTENSION_BYTES)?;
-                    before.pax = true;
-                    before.parse(&records)?;
+                    let records = self.read_extension(size, MAX_EXTENSION_BYTES)?;
+                    extensions.pax = true;
+                    extensions.parse(&records)?;
                 }
                 b'g' => {
-                    self.globals += 1;
-                    let records = self.extension(size, MAX_EXTENSION_BYTES)?;
+                    self.global_headers += 1;
+                    let records = self.read_extension(size, MAX_EXTENSION_BYTES)?;
                     let mut extension = MemberExtensions::default();
                     extension.parse(&records)?;
-                    if self.globals > MAX_GLOBAL_HEADERS || !extension.is_empty() {
+                    if self.global_headers > MAX_GLOBAL_HEADERS || !extension.is_empty() {
                         return Err(TransferError::malformed("a global header names members"));
                     }
                 }
-                _ => return self.member(&header, size, before).map(Some),
+                _ => return self.parse_member(&header, size, extensions).map(Some),
             }
         }
     }
 
     /// Reads content of the current member; 0 at its end.
     pub(super) fn content(&mut self, buffer: &mut [u8]) -> Result<usize, TransferError> {
-        let most = usize::try_from(self.left).unwrap_or(usize::MAX);
-        let most = most.min(buffer.len());
-        let buffer = buffer.get_mut(..most).unwrap_or_default();
+        let max_bytes = usize::try_from(self.unread).unwrap_or(usize::MAX);
+        let max_bytes = max_bytes.min(buffer.len());
+        let buffer = buffer.get_mut(..max_bytes).unwrap_or_default();
         if buffer.is_empty() {
             return Ok(0);
         }
@@ -112,30 +113,30 @@ impl<'a> Reader<'a> {
             match self.archive.read(buffer) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(unreadable(&error)),
-                Ok(0) => return Err(TransferError::malformed("it is truncated")),
+                Ok(0) => return Err(TransferError::malformed("the archive is truncated")),
                 Ok(length) => break length,
             }
         };
-        self.left -= length as u64;
+        self.unread -= length as u64;
         Ok(length)
     }
 
-    fn member(
+    fn parse_member(
         &mut self,
         header: &Header,
         size: u64,
-        before: MemberExtensions,
+        extensions: MemberExtensions,
     ) -> Result<Member, TransferError> {
-        let path = before.path.unwrap_or_else(|| header.path());
-        let link = before.link.unwrap_or_else(|| header.link());
-        let size = before.size.unwrap_or(size);
+        let path = extensions.path.unwrap_or_else(|| header.path());
+        let link = extensions.link.unwrap_or_else(|| header.link());
+        let size = extensions.size.unwrap_or(size);
         let refused = |reason| Err(TransferError::refused(&path, reason));
-        if before.sparse {
+        if extensions.sparse {
             return refused(MemberRefusal::Sparse);
         }
         let kind = match header.kind() {
             // In very old archives a file with a trailing slash is a directory.
-            b'0' | 0 if path.ends_with(b"/") => return refused(MemberRefusal::NoPath),
+            b'0' | 0 if path.ends_with(b"/") => return refused(MemberRefusal::InvalidPath),
             b'0' | 0 => Kind::File { size },
             b'1' => Kind::HardLink { to: link },
             b'2' => Kind::Symlink { text: link },
@@ -153,7 +154,7 @@ impl<'a> Reader<'a> {
         let mode = header
             .mode()
             .ok_or_else(|| TransferError::malformed("a mode is no number"))?;
-        self.expect(size);
+        self.begin_content(size);
         Ok(Member {
             path,
             mode,
@@ -162,60 +163,62 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn expect(&mut self, size: u64) {
-        self.left = size;
+    fn begin_content(&mut self, size: u64) {
+        self.unread = size;
         self.padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
     }
 
     fn skip_padding(&mut self) -> Result<(), TransferError> {
-        if self.left > 0 {
-            return Err(TransferError::malformed("a content was not read"));
+        if self.unread > 0 {
+            return Err(TransferError::malformed(
+                "the content of a member was not read",
+            ));
         }
         let mut rest = [0; BLOCK];
         let length = usize::try_from(self.padding).unwrap_or_default();
         self.padding = 0;
-        self.fill(rest.get_mut(..length).unwrap_or_default())
+        self.read_exact(rest.get_mut(..length).unwrap_or_default())
     }
 
-    fn long_name(&mut self, size: u64) -> Result<Vec<u8>, TransferError> {
+    fn read_long_name(&mut self, size: u64) -> Result<Vec<u8>, TransferError> {
         // The size includes the NUL.
-        let mut name = self.extension(size, MAX_PATH_BYTES as u64 + 1)?;
+        let mut name = self.read_extension(size, MAX_PATH_BYTES as u64 + 1)?;
         if name.last() == Some(&0) {
             name.pop();
         }
         Ok(name)
     }
 
-    fn extension(&mut self, size: u64, most: u64) -> Result<Vec<u8>, TransferError> {
-        if size > most {
+    fn read_extension(&mut self, size: u64, max_bytes: u64) -> Result<Vec<u8>, TransferError> {
+        if size > max_bytes {
             return Err(TransferError::malformed("an extension header is too long"));
         }
         let mut bytes = vec![0; usize::try_from(size).unwrap_or_default()];
-        self.fill(&mut bytes)?;
-        self.expect(size);
-        self.left = 0;
+        self.read_exact(&mut bytes)?;
+        self.begin_content(size);
+        self.unread = 0;
         self.skip_padding()?;
         Ok(bytes)
     }
 
-    fn block(&mut self) -> Result<Header, TransferError> {
+    fn read_header(&mut self) -> Result<Header, TransferError> {
         let mut block = [0; BLOCK];
-        self.fill(&mut block)?;
+        self.read_exact(&mut block)?;
         Ok(Header(block))
     }
 
-    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), TransferError> {
+    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), TransferError> {
         self.archive
             .read_exact(buffer)
             .map_err(|error| match error.kind() {
-                ErrorKind::UnexpectedEof => TransferError::malformed("it is truncated"),
+                ErrorKind::UnexpectedEof => TransferError::malformed("the archive is truncated"),
                 _ => unreadable(&error),
             })
     }
 
     /// Whether a second block of zeros follows the first.
-    fn ends(&mut self) -> Result<bool, TransferError> {
-        Ok(self.block()?.is_empty())
+    fn is_end_mark(&mut self) -> Result<bool, TransferError> {
+        Ok(self.read_header()?.is_empty())
     }
 }
 
@@ -227,27 +230,27 @@ impl MemberExtensions {
     /// Parses `LENGTH KEY=VALUE\n` records. Owners, times and attributes are ignored, because they
     /// do not affect the path or type of a member.
     fn parse(&mut self, mut records: &[u8]) -> Result<(), TransferError> {
-        let broken = || TransferError::malformed("an extension header is broken");
+        let malformed = || TransferError::malformed("an extension header is broken");
         while !records.is_empty() {
-            let blank = records.iter().position(|&byte| byte == b' ');
-            let length = blank
-                .and_then(|blank| str::from_utf8(records.get(..blank)?).ok()?.parse().ok())
+            let space = records.iter().position(|&byte| byte == b' ');
+            let length = space
+                .and_then(|space| str::from_utf8(records.get(..space)?).ok()?.parse().ok())
                 .filter(|&length: &usize| length <= records.len())
-                .ok_or_else(broken)?;
+                .ok_or_else(malformed)?;
             let (record, rest) = records.split_at(length);
             let record = record
-                .get(blank.unwrap_or_default() + 1..)
+                .get(space.unwrap_or_default() + 1..)
                 .and_then(|record| record.strip_suffix(b"\n"))
-                .ok_or_else(broken)?;
+                .ok_or_else(malformed)?;
             let equal = record.iter().position(|&byte| byte == b'=');
-            let (key, value) = record.split_at(equal.ok_or_else(broken)?);
+            let (key, value) = record.split_at(equal.ok_or_else(malformed)?);
             let value = value.get(1..).unwrap_or_default();
             match key {
                 b"path" => self.path = Some(value.to_vec()),
                 b"linkpath" => self.link = Some(value.to_vec()),
                 b"size" => {
                     let size = str::from_utf8(value).ok().and_then(|v| v.parse().ok());
-                    self.size = Some(size.ok_or_else(broken)?);
+                    self.size = Some(size.ok_or_else(malformed)?);
                 }
                 key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
                 _ => {}

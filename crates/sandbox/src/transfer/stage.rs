@@ -13,7 +13,7 @@ use nix::sys::stat::{Mode, fchmod, fstat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
-use super::path::{MAX_PATH_BYTES, names, stays_inside};
+use super::path::{MAX_PATH_BYTES, split_path, stays_below_target};
 use super::reader::{self, Member, Reader};
 use super::{
     LinkPolicy, MemberRefusal, RepositoryPolicy, TransferError, UnpackRules, merge, note, skip,
@@ -24,11 +24,12 @@ use crate::git::names::is_dot_git;
 use crate::git::sensitive_paths::sensitive_reason;
 use crate::namespace::removal::remove_tree;
 
-const CHUNK: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// Maximum number of names tried for the directory.
-const MAX_TRIES: u32 = 100;
+const MAX_NAMES_TRIED: u32 = 100;
 
+/// A staging directory, and the state of an unpacking in it.
 pub(super) struct Stage {
     target: OwnedFd,
     root: OwnedFd,
@@ -36,32 +37,34 @@ pub(super) struct Stage {
     rules: UnpackRules,
     entries: u64,
     summary: TransferSummary,
-    /// The repository skipped last, and the bytes of all skipped ones.
+    /// The repository that was skipped last, which is noted once.
     repository: Vec<CString>,
-    dropped: u64,
+    /// The bytes of all skipped files.
+    skipped_bytes: u64,
     /// The directory of the last member.
-    last: Option<(Vec<CString>, OwnedFd)>,
+    last_parent: Option<(Vec<CString>, OwnedFd)>,
     /// Directories whose mode is set last, because the mode would deny access or a later member
     /// would change it.
-    closed: Vec<(Vec<CString>, Mode)>,
-    /// Placeholders of skipped links, removed when no member can follow them.
-    unwanted: Vec<Vec<CString>>,
+    final_modes: Vec<(Vec<CString>, Mode)>,
+    /// Skipped links. They exist in the staging directory until the last member was unpacked, and
+    /// are then removed.
+    skipped_links: Vec<Vec<CString>>,
     buffer: Vec<u8>,
-    rubbish: Cleanup,
+    cleanup: Cleanup,
 }
 
 /// Removes the staging directory on drop and, unless it is disarmed, the directories that were
 /// created for it.
 struct Cleanup {
     directory: PathBuf,
-    made: Vec<PathBuf>,
+    created: Vec<PathBuf>,
 }
 
 impl Cleanup {
-    fn of(made: Vec<PathBuf>) -> Self {
+    fn new(created: Vec<PathBuf>) -> Self {
         Self {
             directory: PathBuf::new(),
-            made,
+            created,
         }
     }
 }
@@ -69,7 +72,7 @@ impl Cleanup {
 impl Drop for Cleanup {
     fn drop(&mut self) {
         let _ = remove_tree(&self.directory);
-        for place in self.made.iter().rev() {
+        for place in self.created.iter().rev() {
             let _ = std::fs::remove_dir(place);
         }
     }
@@ -81,29 +84,32 @@ impl Stage {
         bounds: &TransferBounds,
         rules: UnpackRules,
     ) -> Result<Self, TransferError> {
-        let made = make_way(target).map_err(TransferError::system("making", target))?;
+        let created =
+            create_directories(target).map_err(TransferError::system("making", target))?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let top = match open(target, flags, Mode::empty()) {
             Ok(top) => top,
             Err(errno) => {
-                drop(Cleanup::of(made));
+                drop(Cleanup::new(created));
                 return Err(TransferError::system("opening", target)(errno));
             }
         };
-        Self::at(top, target, made, bounds, rules)
+        Self::in_directory(top, target, created, bounds, rules)
     }
 
-    /// As [`Stage::open`] in an open directory, for which the directories `made` were created.
-    pub(super) fn at(
+    /// As [`Stage::open`], but in an open directory. `created` are the directories that were
+    /// created for it.
+    pub(super) fn in_directory(
         top: OwnedFd,
         target: &Path,
-        made: Vec<PathBuf>,
+        created: Vec<PathBuf>,
         bounds: &TransferBounds,
         rules: UnpackRules,
     ) -> Result<Self, TransferError> {
-        let mut rubbish = Cleanup::of(made);
-        let (name, root) = make_root(&top).map_err(TransferError::system("writing in", target))?;
-        rubbish.directory = target.join(name);
+        let mut cleanup = Cleanup::new(created);
+        let (name, root) =
+            create_staging_directory(&top).map_err(TransferError::system("writing in", target))?;
+        cleanup.directory = target.join(name);
         Ok(Self {
             target: top,
             root,
@@ -112,17 +118,17 @@ impl Stage {
             entries: 0,
             summary: TransferSummary::default(),
             repository: Vec::new(),
-            dropped: 0,
-            last: None,
-            closed: Vec::new(),
-            unwanted: Vec::new(),
-            buffer: vec![0; CHUNK],
-            rubbish,
+            skipped_bytes: 0,
+            last_parent: None,
+            final_modes: Vec::new(),
+            skipped_links: Vec::new(),
+            buffer: vec![0; CHUNK_BYTES],
+            cleanup,
         })
     }
 
     /// Unpacks a member with its content.
-    pub(super) fn take(
+    pub(super) fn unpack_member(
         &mut self,
         member: &Member,
         reader: &mut Reader<'_>,
@@ -132,32 +138,32 @@ impl Stage {
             return Err(TransferError::TooMany(self.bounds.entries));
         }
         let refused = |reason| TransferError::refused(&member.path, reason);
-        let names = names(&member.path).map_err(refused)?;
-        let Some((name, above)) = names.split_last() else {
+        let names = split_path(&member.path).map_err(refused)?;
+        let Some((name, parents)) = names.split_last() else {
             // The target itself keeps its mode.
             return match member.kind {
                 reader::Kind::Directory => Ok(()),
-                _ => Err(refused(MemberRefusal::NoPath)),
+                _ => Err(refused(MemberRefusal::InvalidPath)),
             };
         };
-        if self.rules.repositories == RepositoryPolicy::LeftOut {
-            if self.is_of_repository(&names) || self.leads_to_repository(member) {
-                return self.drop_content(member, reader);
+        if self.rules.repositories == RepositoryPolicy::Skip {
+            if self.is_in_repository(&names) || self.links_to_repository(member) {
+                return self.skip_content(member, reader);
             }
             if member.kind != reader::Kind::Directory
                 && let Some(why) = sensitive_reason(&member.path)
             {
-                note(&mut self.summary.steering, &member.path, why);
+                note(&mut self.summary.sensitive, &member.path, why);
             }
         }
         let system = |errno| match errno {
-            Errno::EEXIST => refused(MemberRefusal::Twice),
+            Errno::EEXIST => refused(MemberRefusal::Duplicate),
             Errno::ELOOP | Errno::ENOTDIR => refused(MemberRefusal::ThroughLink),
-            errno => TransferError::system("making", shown(&member.path))(errno),
+            errno => TransferError::system("making", os_path(&member.path))(errno),
         };
-        self.enter(above).map_err(system)?;
-        let Some((_, parent)) = &self.last else {
-            return Err(refused(MemberRefusal::NoPath));
+        self.open_parent(parents).map_err(system)?;
+        let Some((_, parent)) = &self.last_parent else {
+            return Err(refused(MemberRefusal::InvalidPath));
         };
         match &member.kind {
             reader::Kind::File { size } => {
@@ -173,7 +179,7 @@ impl Stage {
                         break;
                     }
                     file.write_all(self.buffer.get(..length).unwrap_or_default())
-                        .map_err(TransferError::system("writing", shown(&member.path)))?;
+                        .map_err(TransferError::system("writing", os_path(&member.path)))?;
                 }
                 if let Ok(modified) = i64::try_from(member.modified) {
                     let modified = TimeSpec::new(modified, 0);
@@ -186,7 +192,7 @@ impl Stage {
             reader::Kind::Directory => {
                 let mode = member.mode & 0o777;
                 let open = Mode::from_bits_truncate(mode | 0o700);
-                let made = match mkdirat(parent, name.as_c_str(), open) {
+                let created = match mkdirat(parent, name.as_c_str(), open) {
                     // The directory was created for an earlier member, or occurs twice.
                     Err(Errno::EEXIST) => {
                         beneath::open_directory(parent, name).map_err(system)?;
@@ -194,30 +200,33 @@ impl Stage {
                     }
                     other => other.map(|()| true).map_err(system)?,
                 };
-                if !made || mode & 0o700 != 0o700 {
-                    self.closed.push((names, Mode::from_bits_truncate(mode)));
+                if !created || mode & 0o700 != 0o700 {
+                    self.final_modes
+                        .push((names, Mode::from_bits_truncate(mode)));
                 }
             }
             reader::Kind::Symlink { text } => {
                 let link = CString::new(text.as_slice()).unwrap_or_default();
                 if link.is_empty() || link.as_bytes().len() > MAX_PATH_BYTES {
-                    return Err(refused(MemberRefusal::NoPath));
+                    return Err(refused(MemberRefusal::InvalidPath));
                 }
                 symlinkat(link.as_c_str(), parent, name.as_c_str()).map_err(system)?;
-                if self.rules.links == LinkPolicy::Inside && !stays_inside(text, above.len()) {
+                if self.rules.links == LinkPolicy::BelowTarget
+                    && !stays_below_target(text, parents.len())
+                {
                     skip(
                         &mut self.summary,
                         &member.path,
                         "a link that points outside",
                     );
-                    self.unwanted.push(names);
+                    self.skipped_links.push(names);
                 } else {
                     self.summary.files += 1;
                 }
             }
             reader::Kind::HardLink { to } => {
                 let out = || refused(MemberRefusal::HardLinkOut);
-                let (place, file) = self.find(to).ok_or_else(out)?;
+                let (place, file) = self.find_member(to).ok_or_else(out)?;
                 let found = beneath::stat(&place, &file).ok().flatten();
                 if found.as_ref().map(beneath::file_kind) != Some(beneath::FileKind::File) {
                     return Err(out());
@@ -231,7 +240,7 @@ impl Stage {
     }
 
     /// Whether a member is a `.git` or in one. Each repository is noted once.
-    fn is_of_repository(&mut self, names: &[CString]) -> bool {
+    fn is_in_repository(&mut self, names: &[CString]) -> bool {
         let found = names.iter().position(|name| is_dot_git(name.to_bytes()));
         let Some(top) = found.and_then(|at| names.get(..=at)) else {
             return false;
@@ -246,115 +255,120 @@ impl Stage {
     }
 
     /// Whether a member is a hard link to a skipped file.
-    fn leads_to_repository(&mut self, member: &Member) -> bool {
+    fn links_to_repository(&mut self, member: &Member) -> bool {
         let reader::Kind::HardLink { to } = &member.kind else {
             return false;
         };
-        let leads = to.split(|byte| *byte == b'/').any(is_dot_git);
-        if leads {
+        let is_in_git = to.split(|byte| *byte == b'/').any(is_dot_git);
+        if is_in_git {
             skip(&mut self.summary, &member.path, "a part of a '.git'");
         }
-        leads
+        is_in_git
     }
 
-    fn drop_content(
+    fn skip_content(
         &mut self,
         member: &Member,
         reader: &mut Reader<'_>,
     ) -> Result<(), TransferError> {
         if let reader::Kind::File { size } = member.kind {
-            if size > self.bounds.bytes.saturating_sub(self.dropped) {
+            if size > self.bounds.bytes.saturating_sub(self.skipped_bytes) {
                 return Err(TransferError::TooLarge(self.bounds.bytes));
             }
-            self.dropped += size;
+            self.skipped_bytes += size;
         }
         while reader.content(&mut self.buffer)? > 0 {}
         Ok(())
     }
 
     /// Moves all entries to the target.
-    pub(super) fn settle(mut self) -> Result<TransferSummary, TransferError> {
-        self.last = None;
-        for names in std::mem::take(&mut self.unwanted) {
-            if let Some((name, above)) = names.split_last() {
-                descend(&self.root, above)
+    pub(super) fn publish(mut self) -> Result<TransferSummary, TransferError> {
+        self.last_parent = None;
+        for names in std::mem::take(&mut self.skipped_links) {
+            if let Some((name, parents)) = names.split_last() {
+                open_path(&self.root, parents)
                     .and_then(|place| unlinkat(&place, name.as_c_str(), UnlinkatFlags::NoRemoveDir))
-                    .map_err(TransferError::system("clearing", "a link"))?;
+                    .map_err(TransferError::system("removing", "a skipped link"))?;
             }
         }
         let merged = merge::merge(&self.root, &self.target, self.rules.overwrite)?;
-        // From here on the created directories are kept.
-        self.rubbish.made.clear();
-        // Deepest first, because a directory without permissions would block the others.
-        self.closed
+        // The created directories are kept from now on.
+        self.cleanup.created.clear();
+        // The deepest directories come first, because directories below one without permissions
+        // cannot be opened.
+        self.final_modes
             .sort_by_key(|(names, _)| std::cmp::Reverse(names.len()));
-        for (names, mode) in &self.closed {
+        for (names, mode) in &self.final_modes {
             if !merged.contains(names) {
-                descend(&self.target, names)
+                open_path(&self.target, names)
                     .and_then(|place| {
                         let found = Mode::from_bits_truncate(fstat(&place)?.st_mode);
                         fchmod(&place, found & *mode)
                     })
-                    .map_err(TransferError::system("closing", "a directory"))?;
+                    .map_err(TransferError::system("setting the mode of", "a directory"))?;
             }
         }
         Ok(self.summary)
     }
 
     /// Opens a directory and creates missing parents.
-    fn enter(&mut self, names: &[CString]) -> nix::Result<()> {
-        if self.last.as_ref().is_some_and(|(last, _)| last == names) {
+    fn open_parent(&mut self, names: &[CString]) -> nix::Result<()> {
+        if self
+            .last_parent
+            .as_ref()
+            .is_some_and(|(last_parent, _)| last_parent == names)
+        {
             return Ok(());
         }
-        let mut here = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
+        let mut directory = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
         for name in names {
-            here = match beneath::open_directory(&here, name) {
+            directory = match beneath::open_directory(&directory, name) {
                 Err(Errno::ENOENT) => {
-                    mkdirat(&here, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
-                    beneath::open_directory(&here, name)?
+                    mkdirat(&directory, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
+                    beneath::open_directory(&directory, name)?
                 }
                 other => other?,
             };
         }
-        self.last = Some((names.to_vec(), here));
+        self.last_parent = Some((names.to_vec(), directory));
         Ok(())
     }
 
     /// Finds an earlier member: its directory and name.
-    fn find(&self, path: &[u8]) -> Option<(OwnedFd, CString)> {
-        let names = names(path).ok()?;
-        let (name, above) = names.split_last()?;
-        Some((descend(&self.root, above).ok()?, name.clone()))
+    fn find_member(&self, path: &[u8]) -> Option<(OwnedFd, CString)> {
+        let names = split_path(path).ok()?;
+        let (name, parents) = names.split_last()?;
+        Some((open_path(&self.root, parents).ok()?, name.clone()))
     }
 }
 
 /// Opens an existing directory.
-fn descend(from: &OwnedFd, names: &[CString]) -> nix::Result<OwnedFd> {
-    let mut here = from.try_clone().map_err(|_| Errno::EMFILE)?;
+fn open_path(from: &OwnedFd, names: &[CString]) -> nix::Result<OwnedFd> {
+    let mut directory = from.try_clone().map_err(|_| Errno::EMFILE)?;
     for name in names {
-        here = beneath::open_directory(&here, name)?;
+        directory = beneath::open_directory(&directory, name)?;
     }
-    Ok(here)
+    Ok(directory)
 }
 
 /// Creates a directory and its parents; returns the created ones, highest first.
-fn make_way(target: &Path) -> std::io::Result<Vec<PathBuf>> {
+fn create_directories(target: &Path) -> std::io::Result<Vec<PathBuf>> {
     let missing: Vec<_> = target
         .ancestors()
         .take_while(|place| !place.as_os_str().is_empty() && !place.exists())
         .collect();
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for place in missing.into_iter().rev() {
         std::fs::DirBuilder::new().mode(0o755).create(place)?;
-        made.push(place.to_owned());
+        created.push(place.to_owned());
     }
-    Ok(made)
+    Ok(created)
 }
 
-fn make_root(target: &OwnedFd) -> nix::Result<(String, OwnedFd)> {
+fn create_staging_directory(target: &OwnedFd) -> nix::Result<(String, OwnedFd)> {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut number = since.map_or(0, |since| since.as_nanos());
-    for _ in 0..MAX_TRIES {
+    for _ in 0..MAX_NAMES_TRIED {
         let name = format!(".palisade-transfer-{}-{number:x}", std::process::id());
         match mkdirat(target, name.as_str(), Mode::S_IRWXU) {
             Err(Errno::EEXIST) => number += 1,
@@ -369,6 +383,6 @@ fn make_root(target: &OwnedFd) -> nix::Result<(String, OwnedFd)> {
     Err(Errno::EEXIST)
 }
 
-fn shown(path: &[u8]) -> &std::ffi::OsStr {
+fn os_path(path: &[u8]) -> &std::ffi::OsStr {
     std::os::unix::ffi::OsStrExt::from_bytes(path)
 }

@@ -12,7 +12,7 @@ use proptest::prelude::{ProptestConfig, any, prop_assert_eq, proptest};
 use super::header::{BLOCK, Header};
 use super::*;
 
-const ROOMY: TransferBounds = TransferBounds {
+const LARGE_BOUNDS: TransferBounds = TransferBounds {
     bytes: 1 << 20,
     entries: 1000,
 };
@@ -23,7 +23,7 @@ struct ArchiveBuilder(Vec<u8>);
 
 impl ArchiveBuilder {
     fn raw(mut self, kind: u8, path: &[u8], link: &[u8], mode: u32, content: &[u8]) -> Self {
-        let header = Header::new(kind, path, link).seal(mode, content.len() as u64, 0);
+        let header = Header::new(kind, path, link).complete(mode, content.len() as u64, 0);
         self.0.extend(header.0);
         self.0.extend(content);
         self.0.resize(self.0.len().next_multiple_of(BLOCK), 0);
@@ -67,14 +67,14 @@ impl ArchiveBuilder {
         unpack(
             &mut self.end().as_slice(),
             target,
-            &ROOMY,
+            &LARGE_BOUNDS,
             &UnpackRules::FOR_HOST,
         )
     }
 }
 
 /// A directory with a file that must stay unchanged, and a target beside it.
-fn place() -> (tempfile::TempDir, PathBuf) {
+fn target_fixture() -> (tempfile::TempDir, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     std::fs::write(place.path().join("outside"), "mine").unwrap();
     let target = place.path().join("target");
@@ -105,25 +105,29 @@ fn hostile_member_is_refused_and_nothing_is_unpacked() {
     let device = |kind| before().raw(kind, b"dev", b"", 0o666, b"");
     for (what, archive, wanted) in [
         (
-            "climbing",
+            "'..' at the start",
             before().file("../outside", "x"),
-            MemberRefusal::Climbs,
+            MemberRefusal::DotDot,
         ),
         (
-            "climbing within",
+            "'..' within the path",
             before().file("d/../../outside", "x"),
-            MemberRefusal::Climbs,
+            MemberRefusal::DotDot,
         ),
         (
             "absolute",
             before().file("/outside", "x"),
             MemberRefusal::Absolute,
         ),
-        ("no path", before().file("", "x"), MemberRefusal::NoPath),
+        (
+            "an empty path",
+            before().file("", "x"),
+            MemberRefusal::InvalidPath,
+        ),
         (
             "a file as the target",
             before().file("./", "x"),
-            MemberRefusal::NoPath,
+            MemberRefusal::InvalidPath,
         ),
         (
             "a link, then a child",
@@ -131,7 +135,7 @@ fn hostile_member_is_refused_and_nothing_is_unpacked() {
             MemberRefusal::ThroughLink,
         ),
         (
-            "a link out, then a child",
+            "a link to outside, then a child",
             before().link("l", "..").file("l/outside", "x"),
             MemberRefusal::ThroughLink,
         ),
@@ -148,15 +152,15 @@ fn hostile_member_is_refused_and_nothing_is_unpacked() {
         (
             "a link, then a file of that name",
             before().link("l", "../outside").file("l", "x"),
-            MemberRefusal::Twice,
+            MemberRefusal::Duplicate,
         ),
         (
             "a file twice",
             before().file("good", "y"),
-            MemberRefusal::Twice,
+            MemberRefusal::Duplicate,
         ),
         (
-            "a hard link out",
+            "a hard link to a path outside",
             before().hard_link("h", "../outside"),
             MemberRefusal::HardLinkOut,
         ),
@@ -166,7 +170,7 @@ fn hostile_member_is_refused_and_nothing_is_unpacked() {
             MemberRefusal::HardLinkOut,
         ),
         (
-            "a hard link to what was there before",
+            "a hard link to an existing file",
             before().hard_link("h", "there"),
             MemberRefusal::HardLinkOut,
         ),
@@ -199,26 +203,26 @@ fn hostile_member_is_refused_and_nothing_is_unpacked() {
             MemberRefusal::Sparse,
         ),
         (
-            "a climbing path in an extension",
+            "a path with '..' in an extension",
             before()
                 .extension(&[("path", "../outside")])
                 .file("fine", "x"),
-            MemberRefusal::Climbs,
+            MemberRefusal::DotDot,
         ),
         (
-            "a climbing path in a long name",
+            "a path with '..' in a long name",
             before()
                 .raw(b'L', b"././@LongLink", b"", 0o644, b"../outside\0")
                 .file("fine", "x"),
-            MemberRefusal::Climbs,
+            MemberRefusal::DotDot,
         ),
         (
             "a NUL in an extension",
             before().extension(&[("path", "a\0b")]).file("fine", "x"),
-            MemberRefusal::NoPath,
+            MemberRefusal::InvalidPath,
         ),
     ] {
-        let (place, target) = place();
+        let (place, target) = target_fixture();
         assert_eq!(
             reason(archive.unpack(&target).unwrap_err()),
             wanted,
@@ -238,7 +242,7 @@ fn malformed_or_truncated_archive_is_refused() {
         .file("a", "content")
         .file("b", "x")
         .end();
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let mut wrong_sum = whole.clone();
     wrong_sum[0] ^= 1;
     let mut long = ArchiveBuilder::default()
@@ -285,7 +289,7 @@ fn malformed_or_truncated_archive_is_refused() {
         let error = unpack(
             &mut bytes.as_slice(),
             &target,
-            &ROOMY,
+            &LARGE_BOUNDS,
             &UnpackRules::FOR_HOST,
         )
         .unwrap_err();
@@ -299,7 +303,7 @@ fn malformed_or_truncated_archive_is_refused() {
 
 #[test]
 fn bounds_are_checked_before_anything_is_written() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let archive = ArchiveBuilder::default()
         .file("a", "1234")
         .file("b", "5678")
@@ -318,18 +322,18 @@ fn bounds_are_checked_before_anything_is_written() {
     assert_eq!(list(&target), ["there"]);
     // A claimed size allocates nothing.
     let mut bomb = Header::new(b'0', b"bomb", b"")
-        .seal(0o644, u64::MAX, 0)
+        .complete(0o644, u64::MAX, 0)
         .0
         .to_vec();
     bomb.extend([0; BLOCK]);
     let error = unpack(
         &mut bomb.as_slice(),
         &target,
-        &ROOMY,
+        &LARGE_BOUNDS,
         &UnpackRules::FOR_HOST,
     )
     .unwrap_err();
-    assert_eq!(error, TransferError::TooLarge(ROOMY.bytes));
+    assert_eq!(error, TransferError::TooLarge(LARGE_BOUNDS.bytes));
     assert_eq!(tight(8, 2).unwrap().files, 2);
 
     let source = target.join("tree");
@@ -349,7 +353,7 @@ fn bounds_are_checked_before_anything_is_written() {
 
 #[test]
 fn setuid_and_setgid_bits_are_stripped() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     ArchiveBuilder::default()
         .raw(b'0', b"tool", b"", 0o7755, b"x")
         .raw(b'5', b"shared", b"", 0o7755, b"")
@@ -363,7 +367,7 @@ fn setuid_and_setgid_bits_are_stripped() {
 
 #[test]
 fn existing_files_stay_without_overwrite_and_directories_always() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     std::fs::create_dir_all(target.join("d/e")).unwrap();
     std::fs::write(target.join("d/kept"), "mine").unwrap();
     let archive = ArchiveBuilder::default()
@@ -376,7 +380,7 @@ fn existing_files_stay_without_overwrite_and_directories_always() {
             overwrite,
             ..UnpackRules::FOR_HOST
         };
-        unpack(&mut &archive[..], &target, &ROOMY, &rules)
+        unpack(&mut &archive[..], &target, &LARGE_BOUNDS, &rules)
     };
     assert_eq!(
         with(&archive, Overwrite::No),
@@ -426,7 +430,7 @@ fn existing_files_stay_without_overwrite_and_directories_always() {
 
 #[test]
 fn link_that_points_outside_is_skipped_with_note() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let summary = ArchiveBuilder::default()
         .directory("a")
         .link("a/in", "../there")
@@ -446,7 +450,7 @@ fn link_that_points_outside_is_skipped_with_note() {
 
 #[test]
 fn archives_of_other_programs_are_read() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let long = "x/".repeat(60) + "file";
     let summary = ArchiveBuilder::default()
         .raw(b'g', b"pax_global_header", b"", 0, b"18 comment=abcdef\n")
@@ -465,7 +469,7 @@ fn archives_of_other_programs_are_read() {
 
 #[test]
 fn special_files_are_skipped_with_note() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let source = target.join("s");
     std::fs::create_dir(&source).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(source.join("socket")).unwrap();
@@ -483,7 +487,7 @@ fn special_files_are_skipped_with_note() {
                 "s/fifo\\n: a socket, FIFO or device".to_owned(),
                 "s/socket: a socket, FIFO or device".to_owned()
             ],
-            steering: Vec::new(),
+            sensitive: Vec::new(),
         }
     );
     assert_eq!(progress, [5]);
@@ -495,7 +499,7 @@ fn special_files_are_skipped_with_note() {
 
 #[test]
 fn missing_target_is_created_and_removed_on_refusal() {
-    let (place, target) = place();
+    let (place, target) = target_fixture();
     let deep = target.join("new/deep");
     ArchiveBuilder::default()
         .file("../x", "x")
@@ -516,7 +520,7 @@ fn missing_target_is_created_and_removed_on_refusal() {
 
 #[test]
 fn directory_without_permissions_is_unpacked_with_content() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     ArchiveBuilder::default()
         .raw(b'5', b"closed", b"", 0o500, b"")
         .file("closed/file", "x")
@@ -547,7 +551,7 @@ proptest! {
         }
         let place = tempfile::tempdir().unwrap();
         let target = place.path().join("target");
-        let _ = unpack(&mut archive.as_slice(), &target, &ROOMY, &UnpackRules::FOR_HOST);
+        let _ = unpack(&mut archive.as_slice(), &target, &LARGE_BOUNDS, &UnpackRules::FOR_HOST);
         prop_assert_eq!(std::fs::read_dir(place.path()).unwrap().count() <= 1, true);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Result, Write};
 
-use super::header::{BLOCK, Header, MAX_SHORT_NAME};
+use super::header::{BLOCK, Header, MAX_SHORT_NAME_BYTES};
 
 /// The type of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,16 +29,16 @@ impl<'a> Writer<'a> {
             Entry::Symlink(text) => (b'2', text, 0, 0),
         };
         for (long, what) in [(link, b'K'), (path, b'L')] {
-            if long.len() > MAX_SHORT_NAME {
+            if long.len() > MAX_SHORT_NAME_BYTES {
                 let length = long.len() as u64 + 1;
-                let before = Header::new(what, b"././@LongLink", b"").seal(0o644, length, 0);
+                let before = Header::new(what, b"././@LongLink", b"").complete(0o644, length, 0);
                 self.into.write_all(&before.0)?;
                 self.into.write_all(long)?;
                 self.into.write_all(&[0])?;
                 self.pad(length)?;
             }
         }
-        let header = Header::new(kind, path, link).seal(mode, size, modified);
+        let header = Header::new(kind, path, link).complete(mode, size, modified);
         self.into.write_all(&header.0)
     }
 

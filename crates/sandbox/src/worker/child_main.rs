@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 
-use super::{Answer, Request, SkippedPath, SnapshotReport, SnapshotRequest, profile, readable};
+use super::{
+    Answer, Request, SkippedPath, SnapshotReport, SnapshotRequest, profile, wait_until_readable,
+};
 use crate::git::error::GitError;
 use crate::git::host_repository::HostRepository;
 use crate::git::import::ImportOutcome;
@@ -23,32 +25,33 @@ use crate::namespace::{hardening, packet};
 
 /// Maximum number of skipped paths in an answer, which is one packet; more are only counted.
 const MAX_SKIPPED: usize = 200;
+/// Maximum length of a path in an answer.
 const MAX_PATH_BYTES: usize = 256;
 
 /// Runs the worker process. Standard input is the socket to the gate. Call this function before any
 /// other thread is started.
 pub fn worker_main() -> ExitCode {
-    let line = std::io::stdin();
-    let line = line.as_fd();
+    let channel = std::io::stdin();
+    let channel = channel.as_fd();
     if hardening::close_from(3).is_err() {
         return ExitCode::FAILURE;
     }
-    let (request, mut descriptors) = match packet::receive::<Request>(line) {
+    let (request, mut descriptors) = match packet::receive::<Request>(channel) {
         Ok(Some(received)) => received,
         Ok(None) => return ExitCode::SUCCESS,
         Err(_) => return ExitCode::FAILURE,
     };
-    let answer = match serve(&request, descriptors.pop()) {
+    let answer = match run_snapshot(&request, descriptors.pop()) {
         Ok(report) => Answer::Done(report),
         Err(error) => Answer::Failed(error.to_string()),
     };
-    match packet::enlarge_buffers(&line).and_then(|()| packet::send(line, &answer, &[])) {
+    match packet::enlarge_buffers(&channel).and_then(|()| packet::send(channel, &answer, &[])) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn serve(request: &Request, bundle: Option<OwnedFd>) -> Result<SnapshotReport, GitError> {
+fn run_snapshot(request: &Request, bundle: Option<OwnedFd>) -> Result<SnapshotReport, GitError> {
     let Request {
         snapshot,
         limits,
@@ -56,7 +59,7 @@ fn serve(request: &Request, bundle: Option<OwnedFd>) -> Result<SnapshotReport, G
     } = request;
     if let Some(subid_map) = subid_map {
         subid_map.enter().map_err(|error| GitError::Worker {
-            how: format!("could not switch to the sandbox's ids ({error})"),
+            cause: format!("could not switch to the sandbox's ids ({error})"),
             hint: "",
         })?;
     }
@@ -68,7 +71,7 @@ fn serve(request: &Request, bundle: Option<OwnedFd>) -> Result<SnapshotReport, G
     let has_subids = subid_map.is_some();
     profile::apply_profile(limits, &snapshot.bounds, has_subids).map_err(|error| {
         GitError::Worker {
-            how: format!("could not apply its seccomp profile ({error})"),
+            cause: format!("could not apply its seccomp profile ({error})"),
             hint: "",
         }
     })?;
@@ -76,24 +79,25 @@ fn serve(request: &Request, bundle: Option<OwnedFd>) -> Result<SnapshotReport, G
         Ok(known) => known,
         Err(_) => host_repository.manifest_of(&snapshot.slug)?,
     };
-    let until = Instant::now() + Duration::from_secs(limits.bundle_seconds);
-    let (quarantine, imported, import_error) = import(&host_repository, snapshot, bundle, until)?;
+    let deadline = Instant::now() + Duration::from_secs(limits.bundle_seconds);
+    let (quarantine, imported, import_error) =
+        import(&host_repository, snapshot, bundle, deadline)?;
     let workspace = root.try_clone().map_err(|error| GitError::Io {
         doing: "open",
         path: snapshot.workspace.clone(),
         source: error,
     })?;
-    let mut walk = Walk::below(root, &snapshot.workspace, &known, &snapshot.bounds)?;
+    let mut walk = Walk::from_open_root(root, &snapshot.workspace, &known, &snapshot.bounds)?;
     let request = CommitRequest {
         slug: &snapshot.slug,
         message: &snapshot.message,
         agent_head: imported.map(|imported| imported.head),
         bounds: &snapshot.bounds,
     };
-    let made = host_repository.snapshot_into(quarantine, &request, &known, &mut walk)?;
-    made.manifest.save(&snapshot.manifest)?;
+    let outcome = host_repository.snapshot_into(quarantine, &request, &known, &mut walk)?;
+    outcome.manifest.save(&snapshot.manifest)?;
     let unimported = host_repository.unimported_commits(&snapshot.slug, &workspace)?;
-    Ok(report(&made, imported, import_error, unimported))
+    Ok(report(&outcome, imported, import_error, unimported))
 }
 
 /// Locks the manifest, so that one snapshot of a workspace runs at a time. The manifest is replaced
@@ -113,9 +117,9 @@ fn lock_manifest(manifest: &Path) -> Option<Flock<File>> {
 /// reason.
 fn import(
     host_repository: &HostRepository,
-    order: &SnapshotRequest,
+    request: &SnapshotRequest,
     bundle: Option<OwnedFd>,
-    until: Instant,
+    deadline: Instant,
 ) -> Result<(Quarantine, Option<ImportOutcome>, Option<String>), GitError> {
     let quarantine = Quarantine::open(host_repository)?;
     let Some(bundle) = bundle else {
@@ -123,7 +127,7 @@ fn import(
     };
     let mut stream = DeadlinePipe {
         pipe: File::from(bundle),
-        until,
+        deadline,
     };
     let mut first = [0];
     let refused = match stream.read(&mut first) {
@@ -132,10 +136,10 @@ fn import(
             let mut stream = first.as_slice().chain(stream);
             match host_repository.import_into(
                 &quarantine,
-                &order.slug,
+                &request.slug,
                 &mut stream,
                 None,
-                &order.bounds,
+                &request.bounds,
             ) {
                 Ok(imported) => return Ok((quarantine, imported, None)),
                 Err(error) => error.to_string(),
@@ -150,12 +154,12 @@ fn import(
 /// A pipe from an agent, read with a deadline.
 struct DeadlinePipe {
     pipe: File,
-    until: Instant,
+    deadline: Instant,
 }
 
 impl Read for DeadlinePipe {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if readable(&self.pipe, self.until)? {
+        if wait_until_readable(&self.pipe, self.deadline)? {
             self.pipe.read(buffer)
         } else {
             Err(std::io::Error::new(
@@ -167,12 +171,12 @@ impl Read for DeadlinePipe {
 }
 
 fn report(
-    made: &SnapshotOutcome,
+    outcome: &SnapshotOutcome,
     imported: Option<ImportOutcome>,
     import_error: Option<String>,
     unimported: UnimportedCommits,
 ) -> SnapshotReport {
-    let shown = made.skipped.iter().take(MAX_SKIPPED);
+    let shown = outcome.skipped.iter().take(MAX_SKIPPED);
     let skipped = shown.map(|(path, reason)| {
         let mut path = String::from_utf8_lossy(path).into_owned();
         path.truncate(path.floor_char_boundary(MAX_PATH_BYTES));
@@ -182,13 +186,13 @@ fn report(
         }
     });
     SnapshotReport {
-        tip: made.tip.to_string(),
-        moved: made.moved,
+        tip: outcome.tip.to_string(),
+        moved: outcome.moved,
         commits: imported.map_or(0, |imported| imported.commits),
-        read: made.read,
+        read: outcome.read,
         skipped: skipped.collect(),
-        left_out: made.left_out,
-        unsaved: made.unsaved,
+        left_out: outcome.left_out,
+        unsaved: outcome.unsaved,
         import_error,
         strays: unimported.shown,
         stray_count: unimported.count,

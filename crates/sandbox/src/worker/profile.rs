@@ -16,15 +16,18 @@ const CAP_FOWNER: u32 = 3;
 
 /// Capabilities of a worker that runs as root: the workspace belongs to another id, and so may the
 /// operator's repository.
-const KEPT: &[u32] = &[CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER];
+const ROOT_CAPABILITIES: &[u32] = &[CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER];
 
 /// File size allowance beyond the limit, for a pack's index and a manifest.
 const SPARE_FILE_SIZE: u64 = 256 << 20;
 
-/// libgit2 maps packs in windows, so that a large repository fits the address space.
-const WINDOW: usize = 32 << 20;
-const WINDOWS: usize = 512 << 20;
-const PACKS: usize = 256;
+/// Size of the windows in which libgit2 maps packs, so that a large repository fits the address
+/// space.
+const MAP_WINDOW_BYTES: usize = 32 << 20;
+/// Maximum size of all mapped windows.
+const MAX_MAPPED_BYTES: usize = 512 << 20;
+/// Maximum number of packs that libgit2 has open.
+const MAX_OPEN_PACKS: usize = 256;
 
 /// Confines this process irrevocably. It must have one thread. With `has_subids` it keeps the
 /// capabilities to read files of subordinate ids.
@@ -35,22 +38,22 @@ pub(super) fn apply_profile(
 ) -> Result<()> {
     // SAFETY: libgit2's options are plain numbers, and no other thread uses it.
     unsafe {
-        git2::opts::set_mwindow_size(WINDOW).map_err(Error::other)?;
-        git2::opts::set_mwindow_mapped_limit(WINDOWS).map_err(Error::other)?;
-        git2::opts::set_mwindow_file_limit(PACKS).map_err(Error::other)?;
+        git2::opts::set_mwindow_size(MAP_WINDOW_BYTES).map_err(Error::other)?;
+        git2::opts::set_mwindow_mapped_limit(MAX_MAPPED_BYTES).map_err(Error::other)?;
+        git2::opts::set_mwindow_file_limit(MAX_OPEN_PACKS).map_err(Error::other)?;
     }
-    let largest = bounds
+    let max_file_size = bounds
         .total
         .max(bounds.file)
         .saturating_add(SPARE_FILE_SIZE);
-    for (resource, most) in [
-        // One byte, not 0: see `hardening::limit`.
+    for (resource, limit) in [
+        // 1 byte instead of 0, for the reason in `hardening::set_limits`.
         (Resource::RLIMIT_CORE, 1),
         (Resource::RLIMIT_AS, limits.memory),
-        (Resource::RLIMIT_FSIZE, largest),
+        (Resource::RLIMIT_FSIZE, max_file_size),
         (Resource::RLIMIT_NOFILE, 1024),
     ] {
-        setrlimit(resource, most, most)?;
+        setrlimit(resource, limit, limit)?;
     }
     // The soft limit sends SIGXCPU, which identifies the cause; the hard limit kills.
     setrlimit(
@@ -60,7 +63,7 @@ pub(super) fn apply_profile(
     )?;
     if Uid::effective().is_root() {
         hardening::empty_bounding_set(&[])?;
-        hardening::keep_capabilities(KEPT)?;
+        hardening::keep_capabilities(ROOT_CAPABILITIES)?;
     } else if has_subids {
         hardening::keep_capabilities(hardening::READ_CAPABILITIES)?;
     } else {
@@ -74,7 +77,7 @@ pub(super) fn apply_profile(
 /// Builds an allowlist; every other call returns ENOSYS: no program, thread, socket, signal to
 /// others, mount or change of ids.
 fn filter() -> std::result::Result<BpfProgram, BackendError> {
-    let calls = ALLOWED.iter().chain(ALLOWED_HERE);
+    let calls = ALLOWED.iter().chain(ALLOWED_OF_ARCHITECTURE);
     SeccompFilter::new(
         calls.map(|&call| (call, Vec::new())).collect(),
         SeccompAction::Errno(libc::ENOSYS.unsigned_abs()),
@@ -151,9 +154,9 @@ pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_writev,
 ];
 
-/// Older variants of the same calls.
+/// Older variants of the same calls, on this architecture.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const ALLOWED_HERE: &[i64] = &[
+pub(crate) const ALLOWED_OF_ARCHITECTURE: &[i64] = &[
     libc::SYS_access,
     libc::SYS_chmod,
     libc::SYS_getdents,
@@ -171,7 +174,7 @@ pub(crate) const ALLOWED_HERE: &[i64] = &[
 ];
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) const ALLOWED_HERE: &[i64] = &[libc::SYS_renameat];
+pub(crate) const ALLOWED_OF_ARCHITECTURE: &[i64] = &[libc::SYS_renameat];
 
 #[cfg(test)]
 mod tests {
@@ -180,17 +183,18 @@ mod tests {
 
     use super::*;
 
-    /// Runs `check` in a process that is shut in; its answer is the exit code.
-    fn shut_in_and(check: fn() -> bool) -> WaitStatus {
+    /// Runs `check` in a child process with the profile applied; the exit code is 0 if `check`
+    /// returns `true`.
+    fn run_with_profile(check: fn() -> bool) -> WaitStatus {
         // SAFETY: the child only makes system calls, and exits without running destructors.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
-                let well =
+                let passed =
                     apply_profile(&WorkerLimits::default(), &SnapshotBounds::default(), false)
                         .is_ok()
                         && check();
                 // SAFETY: ends this process at once.
-                unsafe { libc::_exit(i32::from(!well)) }
+                unsafe { libc::_exit(i32::from(!passed)) }
             }
             ForkResult::Parent { child } => waitpid(child, None).unwrap(),
         }
@@ -205,7 +209,7 @@ mod tests {
 
     #[test]
     fn worker_profile_refuses_programs_sockets_and_id_changes() {
-        let status = shut_in_and(|| {
+        let status = run_with_profile(|| {
             let path = c"/bin/true".as_ptr() as i64;
             let inet = i64::from(libc::AF_INET);
             let stream = i64::from(libc::SOCK_STREAM);

@@ -60,25 +60,25 @@ macro_rules! contract {
             listeners_are_the_same_at_every_call
         }
     };
-    (@each $fixture:expr; $($sentence:ident)*) => {
+    (@each $fixture:expr; $($test:ident)*) => {
         $(
             #[test]
-            fn $sentence() {
-                crate::suite::$sentence(&$fixture);
+            fn $test() {
+                crate::suite::$test(&$fixture);
             }
         )*
     };
 }
 pub(crate) use contract;
 
-const ROOMY: TransferBounds = TransferBounds {
+const LARGE_BOUNDS: TransferBounds = TransferBounds {
     bytes: 16 << 20,
     entries: 1000,
 };
 
 /// Starts `sleep` in the background and waits until it runs.
 const SLEEPER: &str = "sleep 4000 >/dev/null 2>&1 & \
-                       until grep -qx sleep /proc/[0-9]*/comm 2>/dev/null; do :; done";
+                       wait_until grep -qx sleep /proc/[0-9]*/comm 2>/dev/null; do :; done";
 
 pub(crate) fn a_created_sandbox_is_active_and_has_its_names(fixture: &dyn BackendFixture) {
     let config = config("first");
@@ -220,10 +220,10 @@ pub(crate) fn every_call_for_an_unknown_sandbox_is_not_found(fixture: &dyn Backe
         backend.exec(&id, &SandboxCommand::shell("true")).err(),
         backend.listeners(&id).err(),
         backend
-            .upload(&id, Path::new("."), &mut &[0; 1024][..], &ROOMY)
+            .upload(&id, Path::new("."), &mut &[0; 1024][..], &LARGE_BOUNDS)
             .err(),
         backend
-            .download(&id, Path::new("."), &mut Vec::new(), &ROOMY)
+            .download(&id, Path::new("."), &mut Vec::new(), &LARGE_BOUNDS)
             .err(),
     ];
     for (place, answer) in answers.into_iter().enumerate() {
@@ -266,7 +266,7 @@ pub(crate) fn a_command_that_takes_too_long_is_killed(fixture: &dyn BackendFixtu
     command.timeout = Some(Duration::from_millis(200));
     let error = fixture.backend().exec(&id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}");
-    until("the end of the sleeper", || {
+    wait_until("the end of the sleeper", || {
         let line = "cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep || true";
         stdout_of(fixture, &id, line) == "0\n"
     });
@@ -286,10 +286,10 @@ pub(crate) fn transfer_keeps_bytes_paths_modes_and_links(fixture: &dyn BackendFi
     let id = create(fixture);
     let host = tempfile::tempdir().unwrap();
     let source = host.path().join("tree");
-    let odd = OsStr::from_bytes(b"odd \xff\n name");
+    let non_utf8_name = OsStr::from_bytes(b"odd \xff\n name");
     let long = "long-name/".repeat(20);
     std::fs::create_dir_all(source.join(&long)).unwrap();
-    std::fs::create_dir(source.join(odd)).unwrap();
+    std::fs::create_dir(source.join(non_utf8_name)).unwrap();
     std::fs::create_dir(source.join("empty")).unwrap();
     let all: Vec<u8> = (0..=255).cycle().take(300_000).collect();
     for (path, mode) in [
@@ -297,7 +297,7 @@ pub(crate) fn transfer_keeps_bytes_paths_modes_and_links(fixture: &dyn BackendFi
         (PathBuf::from("tool"), 0o755),
         (PathBuf::from("secret"), 0o600),
         (PathBuf::from("fixed"), 0o400),
-        (Path::new(odd).join(odd), 0o644),
+        (Path::new(non_utf8_name).join(non_utf8_name), 0o644),
         (Path::new(&long).join("file"), 0o644),
     ] {
         std::fs::write(source.join(&path), &all).unwrap();
@@ -318,7 +318,7 @@ pub(crate) fn transfer_keeps_bytes_paths_modes_and_links(fixture: &dyn BackendFi
     let back = host.path().join("back");
     let down = download(fixture, &id, Path::new("/workspace/deep/er/tree"), &back).unwrap();
     assert_eq!((up, down), (10, 10));
-    assert_eq!(look(&back.join("tree")), look(&source));
+    assert_eq!(read_tree(&back.join("tree")), read_tree(&source));
 }
 
 pub(crate) fn a_single_file_goes_in_and_out(fixture: &dyn BackendFixture) {
@@ -403,7 +403,12 @@ pub(crate) fn truncated_archive_changes_nothing(fixture: &dyn BackendFixture) {
         let archive = archive.as_slice();
         let error = fixture
             .backend()
-            .upload(&id, Path::new("."), &mut archive.take(length), &ROOMY)
+            .upload(
+                &id,
+                Path::new("."),
+                &mut archive.take(length),
+                &LARGE_BOUNDS,
+            )
             .unwrap_err();
         assert!(
             matches!(error, SandboxError::Transfer(TransferError::Malformed(_))),
@@ -475,12 +480,12 @@ pub(crate) fn unavailable_backend_is_an_error_and_leaves_nothing(fixture: &dyn B
 
 pub(crate) fn listeners_are_the_same_at_every_call(fixture: &dyn BackendFixture) {
     let id = create(fixture);
-    let ask = || -> Vec<_> {
+    let query_listeners = || -> Vec<_> {
         let all = fixture.backend().listeners(&id).unwrap();
         all.iter().map(|one| (one.transport, one.address)).collect()
     };
-    let first = ask();
-    assert_eq!(ask(), first);
+    let first = query_listeners();
+    assert_eq!(query_listeners(), first);
     for port in GatePorts::default().tcp {
         assert!(
             first.iter().any(|(_, address)| address.port() == port),
@@ -540,7 +545,7 @@ fn upload(
     pack(source, &mut archive, &mut |_| {})?;
     let moved = fixture
         .backend()
-        .upload(id, to, &mut archive.as_slice(), &ROOMY)?;
+        .upload(id, to, &mut archive.as_slice(), &LARGE_BOUNDS)?;
     assert_eq!(moved.left_out, [""; 0]);
     Ok(moved.files)
 }
@@ -553,11 +558,13 @@ fn download(
     target: &Path,
 ) -> Result<u64, SandboxError> {
     let mut archive = Vec::new();
-    let moved = fixture.backend().download(id, from, &mut archive, &ROOMY)?;
+    let moved = fixture
+        .backend()
+        .download(id, from, &mut archive, &LARGE_BOUNDS)?;
     let arrived = unpack(
         &mut archive.as_slice(),
         target,
-        &ROOMY,
+        &LARGE_BOUNDS,
         &UnpackRules::FOR_HOST,
     )?;
     assert_eq!(moved, arrived);
@@ -565,7 +572,7 @@ fn download(
 }
 
 /// A comparable form of a tree: for each path its mode, and its content or link.
-fn look(root: &Path) -> BTreeMap<Vec<u8>, (u32, Vec<u8>)> {
+fn read_tree(root: &Path) -> BTreeMap<Vec<u8>, (u32, Vec<u8>)> {
     let mut seen = BTreeMap::new();
     let mut places = vec![root.to_owned()];
     while let Some(place) = places.pop() {
@@ -590,10 +597,13 @@ fn look(root: &Path) -> BTreeMap<Vec<u8>, (u32, Vec<u8>)> {
     seen
 }
 
-fn until(what: &str, condition: impl Fn() -> bool) {
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(std::time::Instant::now() < deadline, "never came: {what}");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "timed out waiting for {what}"
+        );
         let _ = nix::poll::poll(&mut [], 5_u8);
     }
 }

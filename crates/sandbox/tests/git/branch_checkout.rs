@@ -7,7 +7,7 @@ use sandbox::git::host_repository::HostRepository;
 
 use crate::repo::{Repo, SandboxFixture, fingerprint, git, listing};
 
-fn worked(repo: &Repo) -> SandboxFixture {
+fn with_work(repo: &Repo) -> SandboxFixture {
     let mut fixture = repo.sandbox("fix");
     fixture.write("src/main.rs", "fn main() { agent() }\n");
     fixture.write(".envrc", "echo hello\n");
@@ -19,7 +19,7 @@ fn worked(repo: &Repo) -> SandboxFixture {
 #[test]
 fn checkout_switches_files_index_and_head_and_back() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     let hooks = repo.dir.join(".git/hooks");
     std::fs::create_dir_all(&hooks).unwrap();
     let canary = repo.temp.path().join("canary");
@@ -63,7 +63,7 @@ fn checkout_switches_files_index_and_head_and_back() {
 #[test]
 fn checkout_refuses_to_overwrite_changes_and_keeps_others() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     repo.write("src/lib.rs", "mine\n");
     repo.write("notes", "mine\n");
     repo.write("src/main.rs", "mine\n");
@@ -90,7 +90,7 @@ fn checkout_refuses_to_overwrite_changes_and_keeps_others() {
 #[test]
 fn snapshot_is_refused_while_branch_is_checked_out() {
     let repo = Repo::with_files();
-    let mut fixture = worked(&repo);
+    let mut fixture = with_work(&repo);
     fixture.host_repository.checkout(&fixture.slug).unwrap();
     fixture.write("more", "x");
     let bounds = sandbox::git::snapshot::SnapshotBounds::default();
@@ -105,7 +105,7 @@ fn snapshot_is_refused_while_branch_is_checked_out() {
 #[test]
 fn checkout_works_from_detached_head_and_linked_worktree() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     let main = fingerprint(&repo.dir);
     let linked = repo.temp.path().join("linked");
     let path = linked.to_str().unwrap();

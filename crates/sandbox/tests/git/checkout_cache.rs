@@ -68,14 +68,14 @@ fn a_workspace_shares_no_inode_with_host_or_cache() {
     assert_eq!(inodes.len(), count);
 }
 
-fn visit(dir: &Path, see: &mut dyn FnMut(&std::fs::Metadata)) {
+fn visit(dir: &Path, call: &mut dyn FnMut(&std::fs::Metadata)) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
         let metadata = std::fs::symlink_metadata(entry.path()).unwrap();
         if metadata.is_dir() {
-            visit(&entry.path(), see);
+            visit(&entry.path(), call);
         } else {
-            see(&metadata);
+            call(&metadata);
         }
     }
 }
@@ -158,7 +158,7 @@ fn least_recently_used_checkout_is_evicted_first() {
             .map(|commit| dir.join(commit.to_string()).exists())
             .collect::<Vec<_>>()
     };
-    let past = |commit: usize, seconds| {
+    let set_last_use = |commit: usize, seconds| {
         let used = repo
             .state()
             .join("checkouts")
@@ -174,8 +174,8 @@ fn least_recently_used_checkout_is_evicted_first() {
     };
     checkouts.get(&host_repository, commits[0]).unwrap();
     checkouts.get(&host_repository, commits[1]).unwrap();
-    past(0, 2000);
-    past(1, 1000);
+    set_last_use(0, 2000);
+    set_last_use(1, 1000);
     checkouts.get(&host_repository, commits[2]).unwrap();
     assert_eq!(kept(), [true, false, true]);
 }

@@ -177,6 +177,6 @@ fn repository_of_another_user_is_refused_with_remedy() {
         nix::unistd::chown(&path, Some(other), None).unwrap();
     }
     let error = HostRepository::discover(&repo.dir).err().unwrap();
-    assert!(matches!(error, GitError::NotYours(_)), "{error}");
+    assert!(matches!(error, GitError::OtherOwner(_)), "{error}");
     assert!(error.to_string().contains("safe.directory"), "{error}");
 }

@@ -8,7 +8,7 @@ use sandbox::git::snapshot::SnapshotBounds;
 use crate::repo::{Repo, git};
 
 /// Fills a workspace with every configuration by which git runs a program.
-fn booby_trap(dir: &std::path::Path, canary: &std::path::Path) {
+fn add_malicious_configuration(dir: &std::path::Path, canary: &std::path::Path) {
     let command = format!("touch {}", canary.display());
     for (key, value) in [
         ("core.fsmonitor", command.as_str()),
@@ -59,7 +59,7 @@ fn workspace_configuration_runs_no_program() {
     let repo = Repo::with_files();
     let mut fixture = repo.sandbox("fix");
     let canary = repo.temp.path().join("canary");
-    booby_trap(&fixture.dir, &canary);
+    add_malicious_configuration(&fixture.dir, &canary);
     fixture.write("src/main.rs", "changed\n");
     fixture.snapshot("work");
     fixture
@@ -126,16 +126,16 @@ fn symbolic_links_are_stored_as_text() {
     std::fs::write(secret.join(".gitignore"), "*\n").unwrap();
     let mut fixture = repo.sandbox("fix");
     // A file, a tracked directory and an ignore file become links.
-    let swap = |path: &str, to: &std::path::Path| {
+    let replace_by_link = |path: &str, to: &std::path::Path| {
         let path = fixture.dir.join(path);
         let _ = std::fs::remove_file(&path);
         let _ = std::fs::remove_dir_all(&path);
         std::os::unix::fs::symlink(to, path).unwrap();
     };
-    swap("README.md", &secret.join("key"));
-    swap("src", &secret);
-    swap(".gitignore", &secret.join(".gitignore"));
-    swap("fresh", std::path::Path::new("/proc/self/root"));
+    replace_by_link("README.md", &secret.join("key"));
+    replace_by_link("src", &secret);
+    replace_by_link(".gitignore", &secret.join(".gitignore"));
+    replace_by_link("fresh", std::path::Path::new("/proc/self/root"));
     fixture.snapshot("links");
     let tree = git(&repo.dir, &["ls-tree", "-r", "palisade/fix"]);
     assert!(!tree.contains("src/"), "{tree}");
@@ -237,10 +237,12 @@ fn directory_with_too_many_names_is_refused_in_time() {
         std::fs::File::create(workspace.join("many").join(name)).unwrap();
     }
     fixture.dir = workspace;
-    let mut order = crate::worker::order(&repo, &fixture);
-    order.bounds.entries = order.bounds.entries.min(entries / 2);
+    let mut request = crate::worker::snapshot_request(&repo, &fixture);
+    request.bounds.entries = request.bounds.entries.min(entries / 2);
     let start = std::time::Instant::now();
-    let error = crate::worker::worker().snapshot(&order, None).unwrap_err();
+    let error = crate::worker::worker()
+        .snapshot(&request, None)
+        .unwrap_err();
     let took = start.elapsed();
     let printed = error.to_string();
     assert!(
@@ -253,8 +255,8 @@ fn directory_with_too_many_names_is_refused_in_time() {
     assert_eq!(repo.rev("palisade/fix"), before);
     // Below the limit all files are committed, once each.
     if entries <= 50_000 {
-        order.bounds.entries = entries * 2;
-        let report = crate::worker::worker().snapshot(&order, None).unwrap();
+        request.bounds.entries = entries * 2;
+        let report = crate::worker::worker().snapshot(&request, None).unwrap();
         assert!(report.moved);
         let taken = git(
             &repo.dir,
@@ -275,8 +277,10 @@ fn names_with_newlines_are_committed_and_quoted_in_errors() {
     let again = crate::worker::snapshot(&repo, &fixture, None);
     assert!(!again.moved);
     fixture.write("evil\n\x1b[2J/.GIT/config", "x");
-    let order = crate::worker::order(&repo, &fixture);
-    let error = crate::worker::worker().snapshot(&order, None).unwrap_err();
+    let request = crate::worker::snapshot_request(&repo, &fixture);
+    let error = crate::worker::worker()
+        .snapshot(&request, None)
+        .unwrap_err();
     let printed = error.to_string();
     assert!(printed.contains("evil\\n\\033[2J/.GIT"), "{printed}");
     assert!(!printed.contains(['\n', '\x1b']), "{printed}");

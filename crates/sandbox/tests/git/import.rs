@@ -89,7 +89,7 @@ fn rewritten_history_is_merged_with_the_branch() {
     let repo = Repo::with_files();
     let mut fixture = repo.sandbox("fix");
     fixture.write("ours", "1");
-    let from_libgit2 = fixture.snapshot("ours").tip;
+    let ours = fixture.snapshot("ours").tip;
     git(&fixture.dir, &["add", "-A"]);
     git(
         &fixture.dir,
@@ -111,7 +111,7 @@ fn rewritten_history_is_merged_with_the_branch() {
         .unwrap()
         .tip;
     let parents = git(&repo.dir, &["log", "-1", "--format=%P", &tip.to_string()]);
-    assert_eq!(parents, format!("{from_libgit2} {head}"));
+    assert_eq!(parents, format!("{ours} {head}"));
     // An agent's head that is behind the branch changes nothing.
     assert!(
         !fixture
@@ -210,7 +210,7 @@ fn malformed_trees_are_refused_and_not_kept() {
         ),
         ("another repository", raw_tree(&[("160000", b"sub", &gone)])),
         ("missing", raw_tree(&[("100644", b"a", &gone)])),
-        ("another kind", raw_tree(&[("40000", b"a", &blob)])),
+        ("another type", raw_tree(&[("40000", b"a", &blob)])),
         ("truncated", b"100644 a\0short".to_vec()),
     ];
     let objects = || {

@@ -44,10 +44,10 @@ fn work(repo: &Repo, host_repository: &Path, fixture: &SandboxFixture) -> Snapsh
     git(&fixture.dir, &["add", "-A"]);
     git(&fixture.dir, &["commit", "-q", "-m", "agent's own"]);
     write(&fixture.dir, "loose", "x\n");
-    let mut order = crate::worker::order(repo, fixture);
-    order.repository = host_repository.to_owned();
+    let mut request = crate::worker::snapshot_request(repo, fixture);
+    request.repository = host_repository.to_owned();
     let pack = bundle(fixture, &["HEAD", &format!("^{base}")]);
-    let report = worker().snapshot(&order, Some(pack)).unwrap();
+    let report = worker().snapshot(&request, Some(pack)).unwrap();
     assert_eq!((report.commits, report.import_error.as_deref()), (1, None));
     assert!(report.moved);
     let changes = fixture
@@ -236,14 +236,14 @@ fn worker_reports_unsupported_repositories() {
     assert!(error.to_string().contains("no commit yet"), "{error}");
     let full = Repo::with_files();
     let fixture = full.sandbox("fix");
-    let mut order = crate::worker::order(&full, &fixture);
-    order.repository = empty.dir.clone();
-    let error = worker().snapshot(&order, None).unwrap_err();
+    let mut request = crate::worker::snapshot_request(&full, &fixture);
+    request.repository = empty.dir.clone();
+    let error = worker().snapshot(&request, None).unwrap_err();
     assert!(error.to_string().contains("does not exist"), "{error}");
     let other = full.temp.path().join("sha256");
     std::fs::create_dir(&other).unwrap();
     git(&other, &["init", "-q", "--object-format=sha256"]);
-    order.repository = other;
-    let error = worker().snapshot(&order, None).unwrap_err();
+    request.repository = other;
+    let error = worker().snapshot(&request, None).unwrap_err();
     assert!(error.to_string().contains("SHA-1"), "{error}");
 }

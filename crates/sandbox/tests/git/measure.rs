@@ -67,9 +67,12 @@ fn repository_of_many_files_round_trip_measured() {
     });
     if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&repo.dir).unwrap()) == 0 {
         let owner = Some((1_073_742_824, 1_073_742_824));
-        let slug = Slug::from_name("given").unwrap();
+        let slug = Slug::from_name("owned").unwrap();
         for (what, dir) in [
-            ("workspace from the spare, given away", "given"),
+            (
+                "workspace from the spare, with a changed owner",
+                "changed-owner",
+            ),
             ("workspace copied for an owner", "copied"),
         ] {
             let dir = repo.temp.path().join(dir);

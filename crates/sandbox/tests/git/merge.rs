@@ -9,13 +9,13 @@ use sandbox::git::merge::MergeMode;
 
 use crate::repo::{Repo, fingerprint, git, write};
 
-fn clean(repo: &Repo) {
+fn assert_clean(repo: &Repo) {
     assert_eq!(git(&repo.dir, &["status", "--porcelain"]), "");
     git(&repo.dir, &["fsck", "--strict", "--full"]);
 }
 
 /// A sandbox with a snapshot that has every kind of change.
-fn worked(repo: &Repo) -> crate::repo::SandboxFixture {
+fn with_work(repo: &Repo) -> crate::repo::SandboxFixture {
     let mut fixture = repo.sandbox("fix");
     fixture.write("src/main.rs", "fn main() { agent() }\n");
     fixture.write("new/file", "n\n");
@@ -31,7 +31,7 @@ fn worked(repo: &Repo) -> crate::repo::SandboxFixture {
 #[test]
 fn a_fast_forward_moves_branch_index_and_files_together() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     let merged = fixture
         .host_repository
         .merge(&fixture.slug, MergeMode::Auto, None)
@@ -39,7 +39,7 @@ fn a_fast_forward_moves_branch_index_and_files_together() {
     assert!(merged.moved);
     assert_eq!(repo.rev("HEAD"), repo.rev("palisade/fix"));
     assert_eq!(git(&repo.dir, &["branch", "--show-current"]), "main");
-    clean(&repo);
+    assert_clean(&repo);
     let mode = std::fs::metadata(repo.dir.join("new/file"))
         .unwrap()
         .permissions()
@@ -61,7 +61,7 @@ fn a_fast_forward_moves_branch_index_and_files_together() {
 fn both_sides_are_merged_and_squashed() {
     for mode in [MergeMode::Merge, MergeMode::Squash, MergeMode::Auto] {
         let repo = Repo::with_files();
-        let fixture = worked(&repo);
+        let fixture = with_work(&repo);
         repo.write("mine", "m\n");
         let head = repo.commit("mine");
         let error = fixture
@@ -82,14 +82,14 @@ fn both_sides_are_merged_and_squashed() {
         };
         assert_eq!(parents, wanted);
         assert!(repo.dir.join("mine").exists() && repo.dir.join("new/file").exists());
-        clean(&repo);
+        assert_clean(&repo);
     }
 }
 
 #[test]
 fn a_conflict_is_reported_and_nothing_is_touched() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     repo.write("src/main.rs", "fn main() { operator() }\n");
     repo.commit("mine");
     let before = fingerprint(&repo.dir);
@@ -132,7 +132,7 @@ fn merge_never_loses_the_operators_changes() {
     ];
     for (name, change) in cases {
         let repo = Repo::with_files();
-        let fixture = worked(&repo);
+        let fixture = with_work(&repo);
         change(&repo);
         let before = fingerprint(&repo.dir);
         let error = fixture
@@ -149,7 +149,7 @@ fn merge_never_loses_the_operators_changes() {
 #[test]
 fn changes_elsewhere_in_the_worktree_stay() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     repo.write("run.sh", "mine\n");
     repo.write("untracked", "mine\n");
     fixture
@@ -165,7 +165,7 @@ fn changes_elsewhere_in_the_worktree_stay() {
 #[test]
 fn apply_changes_files_and_nothing_else() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     let index = std::fs::read(repo.dir.join(".git/index")).unwrap();
     let head = repo.rev("HEAD");
     let applied = fixture.host_repository.apply(&fixture.slug).unwrap();
@@ -190,7 +190,7 @@ fn file_is_replaced_by_directory_and_back() {
         .host_repository
         .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap();
-    clean(&repo);
+    assert_clean(&repo);
     assert!(repo.dir.join("README.md/inside").is_file() && repo.dir.join("src").is_file());
 }
 
@@ -215,7 +215,7 @@ fn failed_merge_rolls_everything_back() {
 #[test]
 fn repository_with_operation_in_progress_is_refused() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     std::fs::write(repo.dir.join(".git/index.lock"), "").unwrap();
     let before = fingerprint(&repo.dir);
     let error = fixture
@@ -240,7 +240,7 @@ fn repository_with_operation_in_progress_is_refused() {
 #[test]
 fn a_detached_head_a_linked_worktree_and_a_bare_repository_merge() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     git(&repo.dir, &["switch", "-q", "--detach"]);
     let main = repo.rev("main");
     fixture
@@ -251,7 +251,7 @@ fn a_detached_head_a_linked_worktree_and_a_bare_repository_merge() {
         (repo.rev("HEAD"), repo.rev("main")),
         (repo.rev("palisade/fix"), main)
     );
-    clean(&repo);
+    assert_clean(&repo);
 
     let linked = repo.temp.path().join("linked");
     git(
@@ -297,7 +297,7 @@ fn a_detached_head_a_linked_worktree_and_a_bare_repository_merge() {
 #[test]
 fn diff_counts_changes_quotes_paths_and_applies() {
     let repo = Repo::with_files();
-    let mut fixture = worked(&repo);
+    let mut fixture = with_work(&repo);
     std::fs::write(fixture.dir.join("binary"), [0, 1, 2, 255]).unwrap();
     fixture.write(".vscode/tasks.json", "{}\n");
     fixture.snapshot("more");
@@ -329,7 +329,7 @@ fn diff_counts_changes_quotes_paths_and_applies() {
         .collect();
     assert_eq!(sensitive_paths, [b".vscode/tasks.json".to_vec()]);
     let cut = fixture.host_repository.diff(&fixture.slug, 100).unwrap();
-    assert!(cut.cut && cut.patch.len() <= 100 && cut.files.len() == changes.files.len());
+    assert!(cut.truncated && cut.patch.len() <= 100 && cut.files.len() == changes.files.len());
 
     let patch = repo.temp.path().join("patch");
     std::fs::write(&patch, &changes.patch).unwrap();
@@ -345,7 +345,7 @@ fn diff_counts_changes_quotes_paths_and_applies() {
 #[test]
 fn an_unrelated_history_and_a_new_submodule_are_refused() {
     let repo = Repo::with_files();
-    let fixture = worked(&repo);
+    let fixture = with_work(&repo);
     git(&repo.dir, &["switch", "-q", "--orphan", "other"]);
     write(&repo.dir, "x", "x");
     repo.commit("orphan");
@@ -355,7 +355,7 @@ fn an_unrelated_history_and_a_new_submodule_are_refused() {
         .unwrap_err();
     assert!(matches!(error, GitError::Unrelated(_)), "{error}");
 
-    // As if the commit had been put on the branch by other means.
+    // The branch gets a commit that did not pass the checks of an import.
     git(&repo.dir, &["switch", "-q", "palisade/fix"]);
     let id = "1".repeat(40);
     let entry = format!("160000,{id},sub");
@@ -449,17 +449,17 @@ fn line_ending_differences_count_as_clean() {
     let mut fixture = repo.sandbox("fix");
     fixture.write("a.txt", "one\nagent\n");
     fixture.snapshot("work");
-    // The file's time equals the index's within a second, so stat data proves nothing.
-    let young = std::fs::FileTimes::new()
+    // The file's time equals the index's within a second, so its stat data is not trusted.
+    let far_future = std::fs::FileTimes::new()
         .set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(4_000_000_000));
-    let set = |path: &str| {
+    let set_time = |path: &str| {
         let file = std::fs::File::options()
             .write(true)
             .open(repo.dir.join(path))
             .unwrap();
-        file.set_times(young).unwrap();
+        file.set_times(far_future).unwrap();
     };
-    set("a.txt");
+    set_time("a.txt");
     git(&repo.dir, &["update-index", "--really-refresh"]);
     repo.host_repository()
         .merge(&fixture.slug, MergeMode::Auto, None)
@@ -472,7 +472,7 @@ fn line_ending_differences_count_as_clean() {
         fixture.write("b.txt", "one\nagent\n");
         fixture.snapshot("work");
         repo.write("b.txt", "one\r\nmine\r\n");
-        set("b.txt");
+        set_time("b.txt");
         let how = if hidden {
             "--assume-unchanged"
         } else {

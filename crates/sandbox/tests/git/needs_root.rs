@@ -14,12 +14,12 @@ fn is_root(repo: &Repo) -> bool {
     std::fs::metadata(&repo.dir).unwrap().uid() == 0
 }
 
-fn owners(dir: &Path, see: &mut dyn FnMut(&Path, Owner)) {
+fn owners(dir: &Path, call: &mut dyn FnMut(&Path, Owner)) {
     let metadata = std::fs::symlink_metadata(dir).unwrap();
-    see(dir, (metadata.uid(), metadata.gid()));
+    call(dir, (metadata.uid(), metadata.gid()));
     if metadata.is_dir() {
         for entry in std::fs::read_dir(dir).unwrap() {
-            owners(&entry.unwrap().path(), see);
+            owners(&entry.unwrap().path(), call);
         }
     }
 }
@@ -40,9 +40,12 @@ fn workspace_files_have_sandbox_owner_and_valid_manifest() {
     let checkouts = repo.checkouts();
     for (name, spare) in [
         ("copied", None),
-        ("given-late", Some(None)),
-        ("given-ahead", Some(Some(OWNER))),
-        ("given-to-another", Some(Some((OWNER.0 + 1, OWNER.1 + 1)))),
+        ("spare-without-owner", Some(None)),
+        ("spare-with-owner", Some(Some(OWNER))),
+        (
+            "spare-with-other-owner",
+            Some(Some((OWNER.0 + 1, OWNER.1 + 1))),
+        ),
     ] {
         if let Some(owner) = spare {
             checkouts
@@ -75,7 +78,7 @@ fn workspace_files_have_sandbox_owner_and_valid_manifest() {
             dir,
             manifest,
         };
-        crate::snapshot::wait_for_the_tick(&fixture.manifest);
+        crate::snapshot::wait_for_clock_tick(&fixture.manifest);
         // The first snapshot reads files again that are newer than the clock's tick.
         fixture.snapshot("nothing");
         let second = fixture.snapshot("nothing");

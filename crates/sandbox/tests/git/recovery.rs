@@ -31,7 +31,7 @@ fn worktree_update_in_a_child_process() {
     }
 }
 
-fn worked() -> (Repo, SandboxFixture) {
+fn repository_with_work() -> (Repo, SandboxFixture) {
     let repo = Repo::with_files();
     for number in 0..FILES {
         repo.write(&format!("d{}/f{number}", number % 40), "old\n");
@@ -87,24 +87,24 @@ fn is_complete(repo: &Repo) -> bool {
     })
 }
 
-/// Starts an update and kills it when `seen` appears in its staging directory. Returns whether it
-/// was killed in time.
-fn crash(repo: &Repo, how: &str, seen: &str) -> bool {
+/// Starts an update and kills it when `trigger` appears in its staging directory. Returns whether
+/// it was killed in time.
+fn kill_during_update(repo: &Repo, operation: &str, trigger: &str) -> bool {
     // The child gets a lower priority than this process.
     let mut child = Command::new("nice")
         .args(["-n", "19"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "recovery::worktree_update_in_a_child_process"])
         .env("PALISADE_LAND_IN", &repo.dir)
-        .env("PALISADE_LAND", how)
+        .env("PALISADE_LAND", operation)
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
     loop {
-        let here = stages(repo)
+        let has_trigger = stages(repo)
             .iter()
-            .any(|stage| stage.join(seen).symlink_metadata().is_ok());
-        if here {
+            .any(|stage| stage.join(trigger).symlink_metadata().is_ok());
+        if has_trigger {
             child.kill().unwrap();
             child.wait().unwrap();
             return !stages(repo).is_empty();
@@ -117,41 +117,45 @@ fn crash(repo: &Repo, how: &str, seen: &str) -> bool {
 
 #[test]
 fn killed_update_is_rolled_back_or_complete() {
-    let mut caught = 0;
-    for (how, seen) in [
+    let mut killed = 0;
+    for (operation, trigger) in [
         ("merge", "old-10"),
         ("apply", "old-10"),
         ("checkout", "old-10"),
         ("merge", "new-3"),
     ] {
-        let (repo, fixture) = worked();
+        let (repo, fixture) = repository_with_work();
         let head = repo.rev("HEAD");
-        if !crash(&repo, how, seen) {
+        if !kill_during_update(&repo, operation, trigger) {
             // The update finished before the kill; at most its journal is left.
             fixture.host_repository.recover().unwrap();
-            assert!(is_complete(&repo), "{how}");
-            assert_eq!(journals(&repo), 0, "{how}");
+            assert!(is_complete(&repo), "{operation}");
+            assert_eq!(journals(&repo), 0, "{operation}");
             continue;
         }
-        caught += 1;
+        killed += 1;
         let printed = fixture.host_repository.recover().unwrap();
         assert!(printed.len() <= 1, "{printed:?}");
-        assert_eq!((stages(&repo).len(), journals(&repo)), (0, 0), "{how}");
-        assert!(!repo.dir.join(".git/index.lock").exists(), "{how}");
-        let taken_back = match printed.first() {
+        assert_eq!(
+            (stages(&repo).len(), journals(&repo)),
+            (0, 0),
+            "{operation}"
+        );
+        assert!(!repo.dir.join(".git/index.lock").exists(), "{operation}");
+        let rolled_back = match printed.first() {
             Some(printed) => printed.contains("as they were"),
             // No file had moved, or only the clean-up was left: the repository shows which.
             None => {
                 repo.rev("HEAD") == head && git(&repo.dir, &["status", "--porcelain"]).is_empty()
             }
         };
-        assert!(taken_back || is_complete(&repo), "{how} {printed:?}");
-        if taken_back {
+        assert!(rolled_back || is_complete(&repo), "{operation} {printed:?}");
+        if rolled_back {
             assert_eq!(repo.rev("HEAD"), head);
             assert_eq!(
                 git(&repo.dir, &["status", "--porcelain"]),
                 "",
-                "{how} {printed:?}"
+                "{operation} {printed:?}"
             );
             assert!(
                 fixture
@@ -161,23 +165,23 @@ fn killed_update_is_rolled_back_or_complete() {
                     .moved
             );
         }
-        if how != "apply" || taken_back {
+        if operation != "apply" || rolled_back {
             assert_eq!(
                 git(&repo.dir, &["status", "--porcelain"]),
                 "",
-                "{how} {printed:?}"
+                "{operation} {printed:?}"
             );
         }
         assert_eq!(fixture.host_repository.recover().unwrap(), [""; 0]);
-        println!("{how} killed at {seen}: {printed:?}");
+        println!("{operation} killed at {trigger}: {printed:?}");
     }
-    assert!(caught > 0, "every update finished before it was killed");
+    assert!(killed > 0, "every update finished before it was killed");
 }
 
 #[test]
 fn recovery_keeps_changes_made_after_the_crash() {
-    let (repo, fixture) = worked();
-    if !crash(&repo, "merge", "old-20") {
+    let (repo, fixture) = repository_with_work();
+    if !kill_during_update(&repo, "merge", "old-20") {
         return;
     }
     let stage = stages(&repo).remove(0);
@@ -215,7 +219,7 @@ fn recovery_keeps_changes_made_after_the_crash() {
 
 #[test]
 fn foreign_lock_and_staging_directory_are_left_alone() {
-    let (repo, fixture) = worked();
+    let (repo, fixture) = repository_with_work();
     let lock = repo.dir.join(".git/index.lock");
     std::fs::write(&lock, "").unwrap();
     let error = fixture

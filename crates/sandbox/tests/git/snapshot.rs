@@ -56,9 +56,9 @@ fn an_unchanged_workspace_makes_no_commit_and_reads_nothing() {
     assert!(!first.moved);
     fixture.write("new", "x");
     assert!(fixture.snapshot("something").moved);
-    wait_for_the_tick(&fixture.manifest);
-    let settled = fixture.snapshot("nothing again");
-    assert!(!settled.moved);
+    wait_for_clock_tick(&fixture.manifest);
+    let third = fixture.snapshot("nothing again");
+    assert!(!third.moved);
     let last = fixture.snapshot("and again");
     assert_eq!((last.moved, last.read), (false, 0));
     assert_eq!(
@@ -68,7 +68,7 @@ fn an_unchanged_workspace_makes_no_commit_and_reads_nothing() {
 }
 
 /// Waits until the clock is past every file's last change.
-pub(crate) fn wait_for_the_tick(manifest: &Manifest) {
+pub(crate) fn wait_for_clock_tick(manifest: &Manifest) {
     let newest = manifest
         .entries
         .values()
@@ -89,13 +89,13 @@ pub(crate) fn wait_for_the_tick(manifest: &Manifest) {
 fn change_with_restored_mtime_is_detected() {
     let repo = Repo::with_files();
     let mut fixture = repo.sandbox("fix");
-    wait_for_the_tick(&fixture.manifest);
+    wait_for_clock_tick(&fixture.manifest);
     let path = fixture.dir.join("README.md");
     let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
     std::fs::write(&path, "jello\n").unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.set_modified(modified).unwrap();
-    assert!(fixture.snapshot("sly").moved);
+    assert!(fixture.snapshot("restored mtime").moved);
     assert_eq!(git(&repo.dir, &["show", "palisade/fix:README.md"]), "jello");
 }
 
@@ -136,10 +136,10 @@ fn ignore_files_are_respected_but_tracked_files_stay_tracked() {
     );
     // `git status` agrees on the remaining changes in the workspace.
     git(&fixture.dir, &["add", "-A"]);
-    let to_libgit2 = git(&fixture.dir, &["write-tree"]);
+    let agent_tree = git(&fixture.dir, &["write-tree"]);
     assert_eq!(
         git(&repo.dir, &["rev-parse", "palisade/fix^{tree}"]),
-        to_libgit2
+        agent_tree
     );
 }
 
@@ -158,10 +158,10 @@ fn unusual_names_are_kept_byte_for_byte() {
     }
     fixture.snapshot("names");
     git(&fixture.dir, &["add", "-A"]);
-    let to_libgit2 = git(&fixture.dir, &["write-tree"]);
+    let agent_tree = git(&fixture.dir, &["write-tree"]);
     assert_eq!(
         git(&repo.dir, &["rev-parse", "palisade/fix^{tree}"]),
-        to_libgit2
+        agent_tree
     );
     let changes = fixture
         .host_repository
@@ -311,7 +311,7 @@ fn file_over_its_bound_is_skipped_and_others_committed() {
     assert!(
         made.skipped
             .iter()
-            .all(|(_, odd)| *odd == SkipReason::TooLarge)
+            .all(|(_, reason)| *reason == SkipReason::TooLarge)
     );
     assert_eq!((made.left_out, made.unsaved), (2, 2));
     let tree = listing(&repo.dir, "palisade/fix");
@@ -347,7 +347,7 @@ fn next_snapshot_continues_after_the_total_bound() {
         first
             .skipped
             .iter()
-            .all(|(_, odd)| *odd == SkipReason::NoRoom)
+            .all(|(_, reason)| *reason == SkipReason::NoRoom)
     );
     let second = fixture.try_snapshot("work", &small, None).unwrap();
     assert_eq!(second.left_out, 0, "{:?}", second.skipped);
@@ -364,7 +364,7 @@ struct Stream<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> {
 }
 
 impl<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> SnapshotSource for Stream<F> {
-    fn began(&self) -> FileTime {
+    fn start_time(&self) -> FileTime {
         (0, 0)
     }
 

@@ -20,7 +20,7 @@ pub(crate) fn worker() -> SnapshotWorker {
     )
 }
 
-pub(crate) fn order(repo: &Repo, fixture: &SandboxFixture) -> SnapshotRequest {
+pub(crate) fn snapshot_request(repo: &Repo, fixture: &SandboxFixture) -> SnapshotRequest {
     let manifest = repo
         .temp
         .path()
@@ -43,7 +43,9 @@ pub(crate) fn snapshot(
     fixture: &SandboxFixture,
     bundle: Option<OwnedFd>,
 ) -> SnapshotReport {
-    worker().snapshot(&order(repo, fixture), bundle).unwrap()
+    worker()
+        .snapshot(&snapshot_request(repo, fixture), bundle)
+        .unwrap()
 }
 
 /// The output of `git bundle create -` in the workspace, as a pipe.
@@ -162,7 +164,7 @@ fn missing_bundle_times_out_and_files_are_committed() {
     };
     let report = worker()
         .with_limits(limits)
-        .snapshot(&order(&repo, &fixture), Some(from.into()))
+        .snapshot(&snapshot_request(&repo, &fixture), Some(from.into()))
         .unwrap();
     assert!(report.moved);
     assert!(report.import_error.unwrap().contains("too long"));
@@ -175,7 +177,7 @@ fn worker_reports_the_reason_of_a_refusal() {
     fixture.write("sub/.GIT/config", "x");
     let before = repo.rev("palisade/fix");
     let error = worker()
-        .snapshot(&order(&repo, &fixture), None)
+        .snapshot(&snapshot_request(&repo, &fixture), None)
         .unwrap_err();
     assert!(matches!(error, GitError::Refused(_)), "{error:?}");
     assert!(error.to_string().contains("sub/.GIT"), "{error}");
@@ -209,7 +211,7 @@ fn worker_over_its_limits_fails_and_is_cleaned_up() {
     }
     let error = worker()
         .with_limits(limits)
-        .snapshot(&order(&repo, &fixture), None)
+        .snapshot(&snapshot_request(&repo, &fixture), None)
         .unwrap_err();
     assert!(error.to_string().contains("processor time"), "{error}");
     assert_eq!(repo.rev("palisade/fix"), before);
@@ -233,17 +235,17 @@ fn a_worker_without_memory_or_time_is_a_clear_error() {
     };
     let error = worker()
         .with_limits(small)
-        .snapshot(&order(&repo, &fixture), None)
+        .snapshot(&snapshot_request(&repo, &fixture), None)
         .unwrap_err();
     assert!(error.to_string().contains("memory"), "{error}");
     let (from, _held_open) = std::io::pipe().unwrap();
-    let hasty = WorkerLimits {
+    let short = WorkerLimits {
         seconds: 1,
         ..WorkerLimits::default()
     };
     let error = worker()
-        .with_limits(hasty)
-        .snapshot(&order(&repo, &fixture), Some(from.into()))
+        .with_limits(short)
+        .snapshot(&snapshot_request(&repo, &fixture), Some(from.into()))
         .unwrap_err();
     assert!(error.to_string().contains("timed out after 1 s"), "{error}");
     assert_eq!(repo.rev("palisade/fix"), before);
@@ -258,7 +260,9 @@ fn program_that_is_no_worker_is_an_error() {
         ("/nonexistent", "could not be started"),
     ] {
         let worker = SnapshotWorker::new(PathBuf::from(program), Vec::new());
-        let error = worker.snapshot(&order(&repo, &fixture), None).unwrap_err();
+        let error = worker
+            .snapshot(&snapshot_request(&repo, &fixture), None)
+            .unwrap_err();
         assert!(error.to_string().contains(printed), "{error}");
     }
 }
@@ -270,13 +274,13 @@ fn missing_or_damaged_manifest_only_costs_time() {
     git(&repo.dir, &["add", "-f", "target/tracked"]);
     repo.commit("tracked although ignored");
     let fixture = repo.sandbox("fix");
-    let order = order(&repo, &fixture);
-    std::fs::remove_file(&order.manifest).unwrap();
-    let report = worker().snapshot(&order, None).unwrap();
+    let request = snapshot_request(&repo, &fixture);
+    std::fs::remove_file(&request.manifest).unwrap();
+    let report = worker().snapshot(&request, None).unwrap();
     assert!(!report.moved && report.read > 4, "{report:?}");
-    std::fs::write(&order.manifest, "rubbish").unwrap();
+    std::fs::write(&request.manifest, "rubbish").unwrap();
     fixture.write("new", "x");
-    let report = worker().snapshot(&order, None).unwrap();
+    let report = worker().snapshot(&request, None).unwrap();
     assert!(report.moved);
     assert!(listing(&repo.dir, "palisade/fix").contains(" target/tracked\n"));
 }
@@ -302,12 +306,12 @@ fn stale_branch_lock_error_names_the_file() {
     fixture.write("new", "x");
     let lock = repo.dir.join(".git/refs/heads/palisade/fix.lock");
     std::fs::write(&lock, "").unwrap();
-    let mut order = order(&repo, &fixture);
-    order.message = "long ".repeat(100_000);
-    let error = worker().snapshot(&order, None).unwrap_err();
+    let mut request = snapshot_request(&repo, &fixture);
+    request.message = "long ".repeat(100_000);
+    let error = worker().snapshot(&request, None).unwrap_err();
     assert!(error.to_string().contains("palisade/fix.lock"), "{error}");
     std::fs::remove_file(lock).unwrap();
-    assert!(worker().snapshot(&order, None).unwrap().moved);
+    assert!(worker().snapshot(&request, None).unwrap().moved);
 }
 
 /// The descriptions of commits that only the workspace's repository has.
@@ -319,32 +323,32 @@ fn unimported(repo: &Repo, fixture: &SandboxFixture) -> Vec<String> {
 fn unimported_commits_are_described() {
     let repo = Repo::with_files();
     let fixture = repo.sandbox("fix");
-    let inside = |args: &[&str]| git(&fixture.dir, args);
+    let git_in_workspace = |args: &[&str]| git(&fixture.dir, args);
     assert_eq!(unimported(&repo, &fixture), [""; 0], "fresh");
-    let short = |name: &str| inside(&["rev-parse", "--short=12", name]);
+    let short = |name: &str| git_in_workspace(&["rev-parse", "--short=12", name]);
     // Another branch, loose and packed.
-    inside(&["checkout", "-q", "-b", "side"]);
+    git_in_workspace(&["checkout", "-q", "-b", "side"]);
     fixture.write("side", "x");
-    inside(&["add", "-A"]);
-    inside(&["commit", "-q", "-m", "side"]);
-    inside(&["checkout", "-q", "palisade/fix"]);
+    git_in_workspace(&["add", "-A"]);
+    git_in_workspace(&["commit", "-q", "-m", "side"]);
+    git_in_workspace(&["checkout", "-q", "palisade/fix"]);
     let side = format!("branch side at {}", short("side"));
     assert_eq!(unimported(&repo, &fixture), [side.as_str()]);
-    inside(&["pack-refs", "--all"]);
+    git_in_workspace(&["pack-refs", "--all"]);
     assert_eq!(unimported(&repo, &fixture), [side.as_str()]);
     // Two stashes; the older one is in the reflog only.
     for text in ["one", "two"] {
         fixture.write("README.md", text);
-        inside(&["stash", "-q"]);
+        git_in_workspace(&["stash", "-q"]);
     }
     let older = format!("a stash at {}", short("stash@{1}"));
     let newer = format!("a stash at {}", short("stash@{0}"));
     assert_eq!(unimported(&repo, &fixture), [side, newer, older]);
-    inside(&["stash", "clear"]);
-    inside(&["branch", "-q", "-D", "side"]);
+    git_in_workspace(&["stash", "clear"]);
+    git_in_workspace(&["branch", "-q", "-D", "side"]);
     assert_eq!(unimported(&repo, &fixture), [""; 0]);
     // A commit on the sandbox's branch that was not imported, as of a paused sandbox.
-    inside(&["commit", "-q", "--allow-empty", "-m", "own"]);
+    git_in_workspace(&["commit", "-q", "--allow-empty", "-m", "own"]);
     let own = format!("branch palisade/fix at {}", short("HEAD"));
     assert_eq!(unimported(&repo, &fixture), [own]);
     let base = repo.rev("HEAD");
@@ -352,18 +356,18 @@ fn unimported_commits_are_described() {
     let report = snapshot(&repo, &fixture, Some(fetched));
     assert_eq!((report.commits, report.strays.len()), (1, 0));
     // A detached HEAD, a tag object, a worktree, and a fetched ref.
-    inside(&["checkout", "-q", "--detach"]);
-    inside(&["commit", "-q", "--allow-empty", "-m", "detached"]);
-    inside(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
+    git_in_workspace(&["checkout", "-q", "--detach"]);
+    git_in_workspace(&["commit", "-q", "--allow-empty", "-m", "detached"]);
+    git_in_workspace(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
     let head = format!("HEAD at {}", short("HEAD"));
     assert_eq!(unimported(&repo, &fixture), [head]);
-    inside(&["tag", "-a", "-m", "words", "v1"]);
-    inside(&["checkout", "-q", "palisade/fix"]);
+    git_in_workspace(&["tag", "-a", "-m", "words", "v1"]);
+    git_in_workspace(&["checkout", "-q", "palisade/fix"]);
     let tag = format!("tag v1 at {}", short("v1"));
     assert_eq!(unimported(&repo, &fixture), [tag]);
-    inside(&["tag", "-d", "v1"]);
+    git_in_workspace(&["tag", "-d", "v1"]);
     let aside = repo.temp.path().join("aside");
-    inside(&["worktree", "add", "-q", "--detach", aside.to_str().unwrap()]);
+    git_in_workspace(&["worktree", "add", "-q", "--detach", aside.to_str().unwrap()]);
     assert_eq!(unimported(&repo, &fixture), [""; 0]);
     git(&aside, &["commit", "-q", "--allow-empty", "-m", "aside"]);
     let found = unimported(&repo, &fixture);

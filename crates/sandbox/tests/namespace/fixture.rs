@@ -16,16 +16,16 @@ use sandbox::namespace::Namespace;
 pub(crate) struct NamespaceFixture {
     pub(crate) backend: Namespace,
     pub(crate) directory: tempfile::TempDir,
-    /// Every cgroup that was recorded here.
+    /// Every cgroup in the records of this fixture's sandboxes.
     cgroups: RefCell<BTreeSet<PathBuf>>,
 }
 
 impl NamespaceFixture {
     pub(crate) fn new() -> Self {
-        Self::at(tempfile::tempdir().unwrap())
+        Self::in_directory(tempfile::tempdir().unwrap())
     }
 
-    pub(crate) fn at(directory: tempfile::TempDir) -> Self {
+    pub(crate) fn in_directory(directory: tempfile::TempDir) -> Self {
         let backend = backend(directory.path().join("sandboxes"));
         Self {
             backend,
@@ -169,20 +169,23 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// Polls a condition that cannot be awaited otherwise.
 pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
-    at_once(what, || {
-        let holds = condition();
-        if !holds {
+    poll_without_pause(what, || {
+        let is_true = condition();
+        if !is_true {
             let _ = nix::poll::poll(&mut [], 5_u8);
         }
-        holds
+        is_true
     });
 }
 
-/// The same without a pause between polls, for exact timing.
-pub(crate) fn at_once(what: &str, condition: impl Fn() -> bool) {
+/// Polls a condition as [`until`] does, but without a pause between polls, for exact timing.
+pub(crate) fn poll_without_pause(what: &str, condition: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !condition() {
-        assert!(std::time::Instant::now() < deadline, "never came: {what}");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "timed out waiting for {what}"
+        );
         std::thread::yield_now();
     }
 }

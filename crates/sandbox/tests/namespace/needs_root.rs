@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use sandbox::contract::{Force, SandboxBackend, SandboxCommand, SandboxStatus};
 
-use crate::any_user::disk::{assert_ends, small};
+use crate::any_user::disk::{assert_stopped_by_disk_limit, small};
 use crate::fixture::{NamespaceFixture, program, until};
 
 const NOBODY: u32 = 65534;
@@ -106,7 +106,7 @@ fn memory_limit_kills_the_command_not_the_sandbox() {
     let fixture = NamespaceFixture::new();
     let small = fixture.create("small", |config| config.limits.memory = 64 << 20);
     fixture.install_probe(&small);
-    let result = fixture.shell(&small, "/tmp/probe eat 300");
+    let result = fixture.shell(&small, "/tmp/probe allocate 300");
     assert_ne!(result.stdout, b"300\n");
     assert_ne!(result.exit_code, 0);
     assert_eq!(fixture.stdout_of(&small, "echo well"), "well\n");
@@ -140,7 +140,7 @@ fn disk_floor_stops_only_sandboxes_that_grew() {
     let place = tempfile::tempdir().unwrap();
     let (kind, size) = (Some("tmpfs"), Some("size=200m"));
     mount(kind, place.path(), kind, MsFlags::empty(), size).unwrap();
-    let fixture = NamespaceFixture::at(tempfile::tempdir_in(place.path()).unwrap());
+    let fixture = NamespaceFixture::in_directory(tempfile::tempdir_in(place.path()).unwrap());
     let innocent = fixture.create("innocent", |_| {});
     fixture.stdout_of(&innocent, "sleep 1000 >/dev/null 2>&1 &");
     let id = fixture.create("one", |_| {});
@@ -154,7 +154,7 @@ fn disk_floor_stops_only_sandboxes_that_grew() {
         .to_string();
     assert!(error.contains("the host's file system has only"), "{error}");
     // Killing the processes frees space, and the sandbox runs again.
-    until("room", || {
+    until("the sandbox to run again", || {
         fixture.backend.status(&id) == SandboxStatus::Active
     });
     assert_eq!(fixture.stdout_of(&id, "echo well"), "well\n");
@@ -167,7 +167,11 @@ fn disk_floor_stops_only_sandboxes_that_grew() {
 fn undumpable_process_hides_no_deleted_file() {
     let (fixture, id) = small();
     fixture.install_probe(&id);
-    assert_ends(&fixture, &id, "/tmp/probe hoard-hidden /tmp/x; sleep 1000");
+    assert_stopped_by_disk_limit(
+        &fixture,
+        &id,
+        "/tmp/probe fill-deleted-file-undumpable /tmp/x; sleep 1000",
+    );
 }
 
 #[test]

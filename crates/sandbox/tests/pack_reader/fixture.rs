@@ -23,7 +23,7 @@ pub(crate) fn pack_reader() -> PackReaderPool {
     )
 }
 
-/// A fake token, assembled here so that scanners do not find it in the sources.
+/// A fake token, assembled from two parts so that scanners do not find it in the sources.
 pub(crate) fn token() -> String {
     format!("{}_{}", "ghp", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
 }
@@ -34,10 +34,10 @@ pub(crate) fn id(hex: &str) -> ObjectId {
 
 impl Repo {
     pub(crate) fn new() -> Self {
-        Self::of(ObjectFormat::Sha1)
+        Self::with_format(ObjectFormat::Sha1)
     }
 
-    pub(crate) fn of(format: ObjectFormat) -> Self {
+    pub(crate) fn with_format(format: ObjectFormat) -> Self {
         let repo = Self {
             temp: tempfile::tempdir().unwrap(),
             format,
@@ -130,7 +130,7 @@ impl Repo {
         file(&self.output(&args, format!("{}\n", objects.join("\n")).as_bytes()))
     }
 
-    /// Upstream's commits and trees at a revision, as a fetch with `blob:none` brings them.
+    /// A pack of upstream's commits and trees at a revision, as a fetch with `blob:none` receives.
     pub(crate) fn base(&self, revision: &str) -> PackFile {
         let listed = self.git(&["rev-list", "--objects", "--filter=blob:none", revision]);
         let ids: Vec<&str> = listed
@@ -148,11 +148,11 @@ impl Repo {
     }
 
     /// A push of one new branch to `new`.
-    pub(crate) fn case(&self, new: &str) -> PushContext {
-        self.case_from(&self.zero(), new)
+    pub(crate) fn context(&self, new: &str) -> PushContext {
+        self.context_from(&self.zero(), new)
     }
 
-    pub(crate) fn case_from(&self, old: &str, new: &str) -> PushContext {
+    pub(crate) fn context_from(&self, old: &str, new: &str) -> PushContext {
         PushContext {
             format: self.format,
             updates: vec![RefUpdate {
@@ -177,6 +177,9 @@ pub(crate) fn file(pack: &[u8]) -> PackFile {
     PackFile { file, offset }
 }
 
-pub(crate) async fn read(case: &PushContext, pack: PackFile) -> Result<Findings, PackReaderError> {
-    pack_reader().read(case, Some(pack), Vec::new()).await
+pub(crate) async fn read(
+    context: &PushContext,
+    pack: PackFile,
+) -> Result<Findings, PackReaderError> {
+    pack_reader().read(context, Some(pack), Vec::new()).await
 }

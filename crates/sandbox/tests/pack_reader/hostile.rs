@@ -12,7 +12,7 @@ use crate::fixture::{Repo, file, pack_reader, read};
 const BLOB: u8 = 3;
 const OFFSET_DELTA: u8 = 6;
 
-fn head(kind: u8, size: usize) -> Vec<u8> {
+fn entry_header(kind: u8, size: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = size >> 4;
     let mut byte = (kind << 4) | (size & 15) as u8;
@@ -25,29 +25,34 @@ fn head(kind: u8, size: usize) -> Vec<u8> {
     bytes
 }
 
-fn squeeze(bytes: &[u8]) -> Vec<u8> {
+fn compress(bytes: &[u8]) -> Vec<u8> {
     let mut to = ZlibEncoder::new(Vec::new(), Compression::best());
     to.write_all(bytes).unwrap();
     to.finish().unwrap()
 }
 
 fn blob(bytes: &[u8]) -> Vec<u8> {
-    [head(BLOB, bytes.len()), squeeze(bytes)].concat()
+    [entry_header(BLOB, bytes.len()), compress(bytes)].concat()
 }
 
-/// A delta whose base begins `back` bytes before it, for `back` below 128.
-fn offset_delta(back: usize, delta: &[u8]) -> Vec<u8> {
-    let mut offset = vec![(back & 0x7f) as u8];
-    let mut rest = back >> 7;
+/// A delta whose base begins `distance` bytes before the delta.
+fn offset_delta(distance: usize, delta: &[u8]) -> Vec<u8> {
+    let mut offset = vec![(distance & 0x7f) as u8];
+    let mut rest = distance >> 7;
     while rest > 0 {
         rest -= 1;
         offset.insert(0, 0x80 | (rest & 0x7f) as u8);
         rest >>= 7;
     }
-    [head(OFFSET_DELTA, delta.len()), offset, squeeze(delta)].concat()
+    [
+        entry_header(OFFSET_DELTA, delta.len()),
+        offset,
+        compress(delta),
+    ]
+    .concat()
 }
 
-fn pack_counting(count: u32, entries: &[Vec<u8>]) -> Vec<u8> {
+fn pack_with_count(count: u32, entries: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = b"PACK\0\0\0\x02".to_vec();
     bytes.extend(count.to_be_bytes());
     bytes.extend(entries.concat());
@@ -57,10 +62,10 @@ fn pack_counting(count: u32, entries: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn pack(entries: &[Vec<u8>]) -> Vec<u8> {
-    pack_counting(u32::try_from(entries.len()).unwrap(), entries)
+    pack_with_count(u32::try_from(entries.len()).unwrap(), entries)
 }
 
-fn number(mut value: usize) -> Vec<u8> {
+fn varint(mut value: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     while value > 0x7f {
         bytes.push((value & 0x7f) as u8 | 0x80);
@@ -72,48 +77,45 @@ fn number(mut value: usize) -> Vec<u8> {
 
 async fn refusal(bytes: &[u8]) -> PackReaderError {
     let repo = Repo::new();
-    let mut case = repo.case(&repo.zero());
-    case.updates.clear();
-    read(&case, file(bytes)).await.unwrap_err()
+    let mut context = repo.context(&repo.zero());
+    context.updates.clear();
+    read(&context, file(bytes)).await.unwrap_err()
 }
 
 #[tokio::test]
 async fn malformed_packs_are_refused() {
     let good = pack(&[blob(b"hello"), blob(b"world")]);
-    let cut = |from: usize| good[..from].to_vec();
+    let truncated = |from: usize| good[..from].to_vec();
     let mut flipped = good.clone();
     flipped[20] ^= 0x40;
-    let mut other_sum = good.clone();
-    *other_sum.last_mut().unwrap() ^= 1;
-    let mut of_type_five = pack(&[blob(b"hello")]);
-    of_type_five[12] = (5 << 4) | 5;
+    let mut wrong_checksum = good.clone();
+    *wrong_checksum.last_mut().unwrap() ^= 1;
+    let mut reserved_type = pack(&[blob(b"hello")]);
+    reserved_type[12] = (5 << 4) | 5;
     let trailing = [good.clone(), b"x".to_vec()].concat();
-    let smaller = pack(&[[head(BLOB, 6), squeeze(b"hello")].concat()]);
-    let larger = pack(&[[head(BLOB, 4), squeeze(b"hello")].concat()]);
+    let smaller = pack(&[[entry_header(BLOB, 6), compress(b"hello")].concat()]);
+    let larger = pack(&[[entry_header(BLOB, 4), compress(b"hello")].concat()]);
     let endless = pack(&[vec![0xbf; 40]]);
     for (bytes, why) in [
         (Vec::new(), "nothing"),
-        (b"PACK".to_vec(), "a beginning"),
-        (
-            b"PACK\0\0\0\x09\0\0\0\0".to_vec(),
-            "a version of the future",
-        ),
-        (cut(13), "cut in an object"),
-        (cut(good.len() - 5), "cut in its sum"),
+        (b"PACK".to_vec(), "a truncated header"),
+        (b"PACK\0\0\0\x09\0\0\0\0".to_vec(), "an unknown version"),
+        (truncated(13), "truncated in an object"),
+        (truncated(good.len() - 5), "truncated in the checksum"),
         (flipped, "a flipped bit"),
-        (other_sum, "another sum"),
-        (of_type_five, "a reserved type"),
-        (trailing, "something behind it"),
-        (smaller, "an object smaller than it says"),
-        (larger, "an object larger than it says"),
+        (wrong_checksum, "a wrong checksum"),
+        (reserved_type, "a reserved type"),
+        (trailing, "trailing data"),
+        (smaller, "an object smaller than its size"),
+        (larger, "an object larger than its size"),
         (endless, "a size without end"),
         (
-            pack_counting(3, &[blob(b"a"), blob(b"b")]),
-            "fewer than it says",
+            pack_with_count(3, &[blob(b"a"), blob(b"b")]),
+            "fewer objects than the count",
         ),
         (
-            pack_counting(1, &[blob(b"a"), blob(b"b")]),
-            "more than it says",
+            pack_with_count(1, &[blob(b"a"), blob(b"b")]),
+            "more objects than the count",
         ),
         (pack(&[offset_delta(5, &[0, 0])]), "a base before the pack"),
         (
@@ -122,7 +124,7 @@ async fn malformed_packs_are_refused() {
         ),
         (
             pack(&[blob(b"a"), offset_delta(0, &[1, 1, 1, b'x'])]),
-            "its own base",
+            "a delta based on itself",
         ),
     ] {
         let error = refusal(&bytes).await;
@@ -131,9 +133,9 @@ async fn malformed_packs_are_refused() {
             "{why}: {error:?}"
         );
     }
-    let tree = [head(2, 5), squeeze(b"12345")].concat();
-    let commit = [head(1, 5), squeeze(b"12345")].concat();
-    let tag = [head(4, 5), squeeze(b"12345")].concat();
+    let tree = [entry_header(2, 5), compress(b"12345")].concat();
+    let commit = [entry_header(1, 5), compress(b"12345")].concat();
+    let tag = [entry_header(4, 5), compress(b"12345")].concat();
     for entry in [tree, commit, tag] {
         let error = refusal(&pack(&[entry])).await;
         assert!(error.to_string().contains("malformed"), "{error}");
@@ -147,12 +149,12 @@ fn bounded(pack: PackBounds) -> PackReaderPool {
     })
 }
 
-async fn too_much(bytes: &[u8], bounds: PackBounds) {
+async fn assert_too_much(bytes: &[u8], bounds: PackBounds) {
     let repo = Repo::new();
-    let mut case = repo.case(&repo.zero());
-    case.updates.clear();
+    let mut context = repo.context(&repo.zero());
+    context.updates.clear();
     let reader = bounded(bounds);
-    let result = reader.read(&case, Some(file(bytes)), Vec::new()).await;
+    let result = reader.read(&context, Some(file(bytes)), Vec::new()).await;
     let error = result.unwrap_err();
     assert!(matches!(error, PackReaderError::TooMuch(_)), "{error:?}");
 }
@@ -167,78 +169,78 @@ async fn decompression_bombs_are_refused() {
         total: 16 << 20,
     };
     // Many objects by the count in the header.
-    too_much(&pack_counting(1001, &[]), bounds).await;
+    assert_too_much(&pack_with_count(1001, &[]), bounds).await;
     // One large object of zeros.
-    too_much(&pack(&[blob(&vec![0; (2 << 20) + 1])]), bounds).await;
+    assert_too_much(&pack(&[blob(&vec![0; (2 << 20) + 1])]), bounds).await;
     // Many objects that are small enough each.
     let zeros = blob(&vec![0; 2 << 20]);
-    too_much(&pack(&vec![zeros; 9]), bounds).await;
+    assert_too_much(&pack(&vec![zeros; 9]), bounds).await;
     // A small delta that makes a large object.
     let base = vec![7; 0xffff];
-    let mut delta = [number(base.len()), number(0xffff * 20)].concat();
+    let mut delta = [varint(base.len()), varint(0xffff * 20)].concat();
     for _ in 0..20 {
         delta.extend([0xb0, 0xff, 0xff]);
     }
     let entry = blob(&base);
-    let back = entry.len();
-    too_much(&pack(&[entry, offset_delta(back, &delta)]), bounds).await;
+    let distance = entry.len();
+    assert_too_much(&pack(&[entry, offset_delta(distance, &delta)]), bounds).await;
     // A base that is too large to be held in memory.
     let entry = blob(&vec![0; 2 << 20]);
-    let back = entry.len();
-    let delta = [number(2 << 20), number(1), vec![1, b'x']].concat();
-    too_much(&pack(&[entry, offset_delta(back, &delta)]), bounds).await;
-    // Deltas that each make a small object of a large one: together over the limit.
+    let distance = entry.len();
+    let delta = [varint(2 << 20), varint(1), vec![1, b'x']].concat();
+    assert_too_much(&pack(&[entry, offset_delta(distance, &delta)]), bounds).await;
+    // Deltas with large results, which are together over the limit.
     let base = vec![7; 1 << 20];
-    let mut copy = [number(1 << 20), number(1 << 20)].concat();
-    for place in 0..16_u32 {
-        copy.extend([0x84, place.to_le_bytes()[0]]);
+    let mut copy = [varint(1 << 20), varint(1 << 20)].concat();
+    for offset in 0..16_u32 {
+        copy.extend([0x84, offset.to_le_bytes()[0]]);
     }
     let mut entries = vec![blob(&base)];
-    let mut back = entries[0].len();
+    let mut distance = entries[0].len();
     for _ in 0..20 {
-        let entry = offset_delta(back, &copy);
-        back += entry.len();
+        let entry = offset_delta(distance, &copy);
+        distance += entry.len();
         entries.push(entry);
     }
-    too_much(&pack(&entries), bounds).await;
+    assert_too_much(&pack(&entries), bounds).await;
 }
 
 /// A chain of a thousand deltas, and one base with a thousand deltas: neither needs much memory.
 #[tokio::test]
 async fn long_and_broad_delta_trees_are_read() {
     let repo = Repo::new();
-    let mut case = repo.case(&repo.zero());
-    case.updates.clear();
+    let mut context = repo.context(&repo.zero());
+    context.updates.clear();
     let bounds = PackBounds {
         held: 64 << 10,
         ..PackBounds::default()
     };
     let base = vec![7; 20_000];
-    let delta = |place: u32| {
-        let mut delta = [number(20_000), number(20_000), vec![0xb0]].concat();
+    let delta = |offset: u32| {
+        let mut delta = [varint(20_000), varint(20_000), vec![0xb0]].concat();
         delta.extend([
             (20_000_u32 - 4).to_le_bytes()[0],
             (20_000_u32 - 4).to_le_bytes()[1],
             4,
         ]);
-        delta.extend(place.to_le_bytes());
+        delta.extend(offset.to_le_bytes());
         delta
     };
     let first = blob(&base);
     let mut chain = vec![first.clone()];
     let mut broad = vec![first];
     let (mut last, mut all) = (chain[0].len(), broad[0].len());
-    for place in 0..1000 {
-        let next = offset_delta(last, &delta(place));
+    for offset in 0..1000 {
+        let next = offset_delta(last, &delta(offset));
         last = next.len();
         chain.push(next);
-        let next = offset_delta(all, &delta(place));
+        let next = offset_delta(all, &delta(offset));
         all += next.len();
         broad.push(next);
     }
     for entries in [chain, broad] {
         let reader = bounded(bounds);
-        let result = reader.read(&case, Some(file(&pack(&entries))), Vec::new());
+        let result = reader.read(&context, Some(file(&pack(&entries))), Vec::new());
         assert_eq!(result.await.unwrap().objects, 1001);
     }
 }
@@ -246,27 +248,27 @@ async fn long_and_broad_delta_trees_are_read() {
 #[tokio::test]
 async fn object_sent_twice_is_read_twice() {
     let repo = Repo::new();
-    let mut case = repo.case(&repo.zero());
-    case.updates.clear();
+    let mut context = repo.context(&repo.zero());
+    context.updates.clear();
     let base = vec![b'a'; 100];
-    let delta = [number(100), number(1), vec![1, b'x']].concat();
-    let mut named = head(7, delta.len());
+    let delta = [varint(100), varint(1), vec![1, b'x']].concat();
+    let mut named = entry_header(7, delta.len());
     let mut hasher = Sha1::new();
     hasher.update(b"blob 100\0");
     hasher.update(&base);
     named.extend(&hasher.finalize());
-    named.extend(squeeze(&delta));
+    named.extend(compress(&delta));
     let bytes = pack(&[named, blob(&base), blob(&base)]);
-    assert_eq!(read(&case, file(&bytes)).await.unwrap().objects, 3);
+    assert_eq!(read(&context, file(&bytes)).await.unwrap().objects, 3);
 }
 
 #[tokio::test]
 async fn ids_of_another_format_are_refused() {
     let repo = Repo::new();
     let tip = repo.commit("x");
-    let mut case = repo.case(&tip);
-    case.format = policy::push::ObjectFormat::Sha256;
-    let error = read(&case, repo.pack(&["HEAD"])).await.unwrap_err();
+    let mut context = repo.context(&tip);
+    context.format = policy::push::ObjectFormat::Sha256;
+    let error = read(&context, repo.pack(&["HEAD"])).await.unwrap_err();
     assert!(matches!(error, PackReaderError::Malformed(_)), "{error:?}");
 }
 
@@ -278,11 +280,11 @@ async fn tree_with_too_many_spellings_is_refused() {
         let lines: Vec<String> = names.map(|name| format!("{what}\t{name}")).collect();
         repo.git_with(&["mktree"], lines.join("\n").as_bytes())
     };
-    let spelt = |word: &'static str| (0..60).map(move |bits| format!("{word}~{bits}"));
-    let inner = listing(&mut spelt("workfl"), &format!("100644 blob {blob}"));
-    let outer = listing(&mut spelt("github"), &format!("040000 tree {inner}"));
+    let spellings = |word: &'static str| (0..60).map(move |bits| format!("{word}~{bits}"));
+    let inner = listing(&mut spellings("workfl"), &format!("100644 blob {blob}"));
+    let outer = listing(&mut spellings("github"), &format!("040000 tree {inner}"));
     let commit = repo.git(&["commit-tree", "-m", "x", &outer]);
-    let error = read(&repo.case(&commit), repo.pack(&[&commit]))
+    let error = read(&repo.context(&commit), repo.pack(&[&commit]))
         .await
         .unwrap_err();
     assert!(matches!(error, PackReaderError::TooMuch(_)), "{error:?}");

@@ -27,11 +27,10 @@ fn peak_of_child() -> Option<u64> {
     })
 }
 
-/// Incompressible data, and some source in many versions, which has the same size again when it is
-/// inflated.
+/// Creates a pack of incompressible data and of source files in many versions.
 fn push_of(repo: &Repo, mib: usize) -> Vec<u8> {
     let mut seed = 1_u64;
-    let mut noise = |length: usize| -> Vec<u8> {
+    let mut random_bytes = |length: usize| -> Vec<u8> {
         std::iter::repeat_with(|| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (seed >> 33).to_le_bytes()[0]
@@ -42,12 +41,12 @@ fn push_of(repo: &Repo, mib: usize) -> Vec<u8> {
     for number in 0..mib * 19 / 20 {
         repo.write(&format!("data/{number}/x"), "");
         let path = repo.dir().join(format!("data/{number}/noise"));
-        std::fs::write(path, noise(1 << 20)).unwrap();
+        std::fs::write(path, random_bytes(1 << 20)).unwrap();
     }
     for version in 0..20 {
         for number in 0..mib {
             let mut text = String::new();
-            for line in noise(500) {
+            for line in random_bytes(500) {
                 writeln!(
                     text,
                     "let value_{line} = call(\"https://example.com/{version}\", {line});"
@@ -67,7 +66,7 @@ async fn large_push_measured() {
     let mib: usize = mib.map_or(3, |mib| mib.parse().unwrap());
     let repo = Repo::new();
     let bytes = push_of(&repo, mib);
-    let case = repo.case(&repo.rev("HEAD"));
+    let context = repo.context(&repo.rev("HEAD"));
     let pack = file(&bytes);
     let (sender, receiver) = tokio::sync::watch::channel(0);
     tokio::spawn(async move {
@@ -75,7 +74,7 @@ async fn large_push_measured() {
         while !sender.is_closed() {
             pause.tick().await;
             let peak = peak_of_child().unwrap_or_default();
-            sender.send_modify(|most| *most = peak.max(*most));
+            sender.send_modify(|max| *max = peak.max(*max));
         }
     });
     let began = Instant::now();
@@ -85,7 +84,7 @@ async fn large_push_measured() {
         seconds: 900,
         ..PackReaderLimits::default()
     });
-    let found = reader.read(&case, Some(pack), Vec::new()).await.unwrap();
+    let found = reader.read(&context, Some(pack), Vec::new()).await.unwrap();
     let took = began.elapsed();
     let peak = *receiver.borrow();
     assert_eq!(

@@ -8,7 +8,7 @@ use sandbox::pack_reader::{PackReaderError, PackReaderLimits, PackReaderPool};
 
 use crate::fixture::{Repo, file, pack_reader};
 
-fn script(text: &str) -> PackReaderPool {
+fn shell_script_reader(text: &str) -> PackReaderPool {
     let arguments = vec![OsString::from("-c"), OsString::from(text)];
     PackReaderPool::new(PathBuf::from("/bin/sh"), arguments, 1)
 }
@@ -19,9 +19,9 @@ fn limits(change: impl FnOnce(&mut PackReaderLimits)) -> PackReaderLimits {
     limits
 }
 
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let waiting = async {
-        while !holds() {
+        while !condition() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -41,18 +41,18 @@ fn is_running(pid: u32) -> bool {
 #[tokio::test]
 async fn program_that_is_no_pack_reader_is_an_error() {
     let repo = Repo::new();
-    let case = repo.case(&repo.commit("x"));
+    let context = repo.context(&repo.commit("x"));
     for (program, text) in [
         ("/bin/false", "exited without an answer"),
-        ("/nonexistent", "it could not be started"),
+        ("/nonexistent", "the child could not be started"),
     ] {
         let reader = PackReaderPool::new(PathBuf::from(program), Vec::new(), 1);
-        let error = reader.read(&case, None, Vec::new()).await.unwrap_err();
+        let error = reader.read(&context, None, Vec::new()).await.unwrap_err();
         assert!(matches!(error, PackReaderError::Child(_)), "{error:?}");
         assert!(error.to_string().contains(text), "{error}");
     }
-    let reader = script("kill -SEGV $$");
-    let error = reader.read(&case, None, Vec::new()).await.unwrap_err();
+    let reader = shell_script_reader("kill -SEGV $$");
+    let error = reader.read(&context, None, Vec::new()).await.unwrap_err();
     assert!(error.to_string().contains("SIGSEGV"), "{error}");
     // A truncated or malformed answer is an error.
     for line in [
@@ -60,8 +60,8 @@ async fn program_that_is_no_pack_reader_is_an_error() {
         "printf 'yes'",
         "printf '{\"Found\":{}}'",
     ] {
-        let reader = script(line);
-        let result = reader.read(&case, None, Vec::new()).await;
+        let reader = shell_script_reader(line);
+        let result = reader.read(&context, None, Vec::new()).await;
         assert!(matches!(result, Err(PackReaderError::Child(_))), "{line}");
     }
 }
@@ -69,11 +69,11 @@ async fn program_that_is_no_pack_reader_is_an_error() {
 #[tokio::test]
 async fn child_that_hangs_is_killed() {
     let repo = Repo::new();
-    let case = repo.case(&repo.commit("x"));
+    let context = repo.context(&repo.commit("x"));
     let file = repo.dir().join("pid");
-    let reader = script(&format!("echo $$ > {}; exec sleep 1000", file.display()))
+    let reader = shell_script_reader(&format!("echo $$ > {}; exec sleep 1000", file.display()))
         .with_limits(limits(|limits| limits.seconds = 5));
-    let error = reader.read(&case, None, Vec::new()).await.unwrap_err();
+    let error = reader.read(&context, None, Vec::new()).await.unwrap_err();
     assert!(matches!(error, PackReaderError::TimedOut(5)), "{error:?}");
     let pid = pid(&file).unwrap();
     until("the child is gone", || !is_running(pid)).await;
@@ -82,21 +82,21 @@ async fn child_that_hangs_is_killed() {
 #[tokio::test]
 async fn child_of_cancelled_call_is_killed_and_next_call_starts() {
     let repo = Repo::new();
-    let case = repo.case(&repo.commit("x"));
+    let context = repo.context(&repo.commit("x"));
     let file = repo.dir().join("pid");
-    let reader = script(&format!("echo $$ >> {}; exec sleep 1000", file.display()));
-    let calling = |reader: PackReaderPool| {
-        let case = case.clone();
-        tokio::spawn(async move { reader.read(&case, None, Vec::new()).await })
+    let reader = shell_script_reader(&format!("echo $$ >> {}; exec sleep 1000", file.display()));
+    let start_call = |reader: PackReaderPool| {
+        let context = context.clone();
+        tokio::spawn(async move { reader.read(&context, None, Vec::new()).await })
     };
-    let first = calling(reader.clone());
+    let first = start_call(reader.clone());
     until("the first has started", || pid(&file).is_some()).await;
-    let second = calling(reader);
+    let second = start_call(reader);
     // The pool allows one child, which is running.
     let lines = || std::fs::read_to_string(&file).unwrap().lines().count();
-    let both = until("both have started", || lines() == 2);
-    let both = tokio::time::timeout(Duration::from_millis(300), both).await;
-    assert!(both.is_err(), "the second started beside the first");
+    let both_started = until("both have started", || lines() == 2);
+    let both_started = tokio::time::timeout(Duration::from_millis(300), both_started).await;
+    assert!(both_started.is_err(), "the second started beside the first");
     let first_pid = pid(&file).unwrap();
     first.abort();
     until("the first is gone", || !is_running(first_pid)).await;
@@ -120,16 +120,25 @@ async fn child_without_memory_or_time_is_an_error() {
         std::fs::write(repo.dir().join("large"), text).unwrap();
         repo.commit("large");
     }
-    let case = repo.case(&repo.rev("HEAD"));
+    let context = repo.context(&repo.rev("HEAD"));
     let bytes = repo.pack_bytes(&["HEAD"], &["--delta-base-offset"]);
     assert!(bytes.len() < 20 << 20, "git made no delta");
     let pack = || Some(file(&bytes));
-    let small = pack_reader().with_limits(limits(|limits| limits.memory = 32 << 20));
-    let error = small.read(&case, pack(), Vec::new()).await.unwrap_err();
+    let without_memory = pack_reader().with_limits(limits(|limits| limits.memory = 32 << 20));
+    let error = without_memory
+        .read(&context, pack(), Vec::new())
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("memory"), "{error}");
-    let hasty = pack_reader().with_limits(limits(|limits| limits.processor = 0));
-    let error = hasty.read(&case, pack(), Vec::new()).await.unwrap_err();
+    let without_time = pack_reader().with_limits(limits(|limits| limits.processor = 0));
+    let error = without_time
+        .read(&context, pack(), Vec::new())
+        .await
+        .unwrap_err();
     assert!(matches!(error, PackReaderError::Child(_)), "{error:?}");
-    let found = pack_reader().read(&case, pack(), Vec::new()).await.unwrap();
+    let found = pack_reader()
+        .read(&context, pack(), Vec::new())
+        .await
+        .unwrap();
     assert_eq!(found.objects, 6);
 }

@@ -8,11 +8,11 @@ use crate::fixture::{Repo, id, pack_reader};
 const WORKFLOW: &str = ".github/workflows/ci.yml";
 
 async fn restricted_in(
-    case: &PushContext,
+    context: &PushContext,
     pack: PackFile,
     bases: Vec<PackFile>,
 ) -> RestrictedPathChange {
-    let found = pack_reader().read(case, Some(pack), bases).await;
+    let found = pack_reader().read(context, Some(pack), bases).await;
     found.unwrap().restricted
 }
 
@@ -27,10 +27,10 @@ fn upstream() -> (Repo, String) {
 
 /// The result of pushing HEAD as a new branch, with upstream's default branch at `tip` as a base.
 async fn new_branch(repo: &Repo, tip: &str) -> RestrictedPathChange {
-    let mut case = repo.case(&repo.rev("HEAD"));
-    case.default_tip = Some(id(tip));
+    let mut context = repo.context(&repo.rev("HEAD"));
+    context.default_tip = Some(id(tip));
     let pack = repo.pack(&["HEAD", &format!("^{tip}")]);
-    restricted_in(&case, pack, vec![repo.base(tip)]).await
+    restricted_in(&context, pack, vec![repo.base(tip)]).await
 }
 
 #[tokio::test]
@@ -97,15 +97,15 @@ async fn change_on_side_parent_or_unreachable_commit_is_a_change() {
     repo.git(&["checkout", "-q", "main"]);
     repo.write("README.md", "y\n");
     let work = repo.commit("work");
-    let mut case = repo.case(&work);
-    case.default_tip = Some(id(&tip));
-    // Beside the branch, unreferenced.
+    let mut context = repo.context(&work);
+    context.default_tip = Some(id(&tip));
+    // The pack has the commit, but no ref of the push leads to it.
     let pack = repo.pack(&[&work, &evil, &format!("^{tip}")]);
     assert_eq!(
-        restricted_in(&case, pack, vec![repo.base(&tip)]).await,
+        restricted_in(&context, pack, vec![repo.base(&tip)]).await,
         RestrictedPathChange::Changed
     );
-    // As a parent whose files are not taken.
+    // The commit is a parent of a merge that does not take its files.
     repo.git(&["merge", "-q", "-s", "ours", "-m", "merge", "side"]);
     assert_eq!(new_branch(&repo, &tip).await, RestrictedPathChange::Changed);
 }
@@ -153,25 +153,25 @@ async fn restricted_path_without_upstreams_trees_is_unknown() {
     repo.write("README.md", "y\n");
     let work = repo.commit("work");
     let pack = || repo.pack(&[&work, &format!("^{tip}")]);
-    let case = repo.case_from(&tip, &work);
+    let context = repo.context_from(&tip, &work);
     assert_eq!(
-        restricted_in(&case, pack(), Vec::new()).await,
+        restricted_in(&context, pack(), Vec::new()).await,
         RestrictedPathChange::Unknown
     );
     assert_eq!(
-        restricted_in(&case, pack(), vec![repo.base(&tip)]).await,
+        restricted_in(&context, pack(), vec![repo.base(&tip)]).await,
         RestrictedPathChange::Untouched
     );
-    let mut free = case.clone();
+    let mut free = context.clone();
     free.restricted = Vec::new();
     assert_eq!(
         restricted_in(&free, pack(), Vec::new()).await,
         RestrictedPathChange::Untouched
     );
     // A push of a whole new repository with a workflow.
-    let case = repo.case(&tip);
+    let context = repo.context(&tip);
     assert_eq!(
-        restricted_in(&case, repo.pack(&[&tip]), Vec::new()).await,
+        restricted_in(&context, repo.pack(&[&tip]), Vec::new()).await,
         RestrictedPathChange::Unknown
     );
 }
@@ -183,9 +183,9 @@ async fn push_without_restricted_paths_needs_no_bases() {
     repo.write("a", "x");
     let second = repo.commit("second");
     let pack = repo.pack(&[&second, &format!("^{first}")]);
-    let case = repo.case_from(&first, &second);
+    let context = repo.context_from(&first, &second);
     assert_eq!(
-        restricted_in(&case, pack, Vec::new()).await,
+        restricted_in(&context, pack, Vec::new()).await,
         RestrictedPathChange::Untouched
     );
 }
@@ -196,31 +196,31 @@ async fn commit_that_is_in_no_pack_is_unknown() {
     repo.write(WORKFLOW, "on: evil\n");
     let elsewhere = repo.commit("of a fork that shares the forge's store");
     let empty = || repo.pack(&["HEAD", "^HEAD"]);
-    let mut case = repo.case(&elsewhere);
-    case.default_tip = Some(id(&tip));
+    let mut context = repo.context(&elsewhere);
+    context.default_tip = Some(id(&tip));
     let bases = || vec![repo.base(&tip)];
     assert_eq!(
-        restricted_in(&case, empty(), bases()).await,
+        restricted_in(&context, empty(), bases()).await,
         RestrictedPathChange::Unknown
     );
     // Upstream's own tip is untouched, even without its trees.
-    let mut case = repo.case(&tip);
-    case.default_tip = Some(id(&tip));
+    let mut context = repo.context(&tip);
+    context.default_tip = Some(id(&tip));
     assert_eq!(
-        restricted_in(&case, empty(), bases()).await,
+        restricted_in(&context, empty(), bases()).await,
         RestrictedPathChange::Untouched
     );
     assert_eq!(
-        restricted_in(&case, empty(), Vec::new()).await,
+        restricted_in(&context, empty(), Vec::new()).await,
         RestrictedPathChange::Untouched
     );
     // An `old` id that comes with the push's own pack is not upstream's.
     repo.git(&["commit", "-q", "--amend", "-m", "evil"]);
     let evil = repo.rev("HEAD");
-    let case = repo.case_from(&evil, &evil);
+    let context = repo.context_from(&evil, &evil);
     let pack = repo.pack(&[&evil, &format!("^{tip}")]);
     assert_eq!(
-        restricted_in(&case, pack, bases()).await,
+        restricted_in(&context, pack, bases()).await,
         RestrictedPathChange::Changed
     );
 }
@@ -232,11 +232,11 @@ async fn tag_is_compared_by_its_target() {
     repo.commit("work");
     repo.git(&["tag", "-a", "-m", "x", "v1"]);
     repo.git(&["tag", "-a", "-m", "y", "v2", "v1"]);
-    let mut case = repo.case(&repo.rev("v2"));
-    case.default_tip = Some(id(&tip));
+    let mut context = repo.context(&repo.rev("v2"));
+    context.default_tip = Some(id(&tip));
     let pack = repo.pack(&["v2", &format!("^{tip}")]);
     assert_eq!(
-        restricted_in(&case, pack, vec![repo.base(&tip)]).await,
+        restricted_in(&context, pack, vec![repo.base(&tip)]).await,
         RestrictedPathChange::Untouched
     );
 }

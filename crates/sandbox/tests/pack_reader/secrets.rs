@@ -21,12 +21,12 @@ fn places(found: &Findings) -> Vec<SecretLocation> {
 #[tokio::test]
 async fn secret_in_a_file_is_found_with_its_path() {
     for format in [ObjectFormat::Sha1, ObjectFormat::Sha256] {
-        let repo = Repo::of(format);
+        let repo = Repo::with_format(format);
         let first = repo.commit("first");
         repo.write("a/b/settings.env", &format!("x=1\nTOKEN={}\n", token()));
         let tip = repo.commit("second");
         let pack = repo.pack(&[&tip, &format!("^{first}")]);
-        let found = read(&repo.case_from(&first, &tip), pack).await.unwrap();
+        let found = read(&repo.context_from(&first, &tip), pack).await.unwrap();
         let blob = SecretLocation::Blob {
             id: id(&repo.rev("HEAD:a/b/settings.env")),
             path: Some("a/b/settings.env".to_owned()),
@@ -47,7 +47,7 @@ async fn secret_in_a_delta_is_found() {
     let secret = repo.rev("HEAD~2:file");
     for options in [&["--delta-base-offset"][..], &[]] {
         let pack = crate::fixture::file(&repo.pack_bytes(&["HEAD"], options));
-        let found = read(&repo.case(&repo.rev("HEAD")), pack).await.unwrap();
+        let found = read(&repo.context(&repo.rev("HEAD")), pack).await.unwrap();
         let path = Some("file".to_owned());
         assert_eq!(
             places(&found),
@@ -68,7 +68,7 @@ async fn secret_in_removed_file_or_side_parent_is_found() {
     std::fs::remove_file(repo.dir().join("gone")).unwrap();
     let tip = repo.commit("remove");
     let pack = repo.pack(&[&tip, &format!("^{first}")]);
-    let found = read(&repo.case_from(&first, &tip), pack).await.unwrap();
+    let found = read(&repo.context_from(&first, &tip), pack).await.unwrap();
     assert_eq!(places(&found).len(), 1);
 
     let repo = Repo::new();
@@ -80,7 +80,7 @@ async fn secret_in_removed_file_or_side_parent_is_found() {
     repo.commit("main");
     repo.git(&["merge", "-q", "-s", "ours", "-m", "merge", "side"]);
     let pack = repo.pack(&["main", &format!("^{first}")]);
-    let found = read(&repo.case_from(&first, &repo.rev("main")), pack)
+    let found = read(&repo.context_from(&first, &repo.rev("main")), pack)
         .await
         .unwrap();
     assert_eq!(places(&found).len(), 1);
@@ -93,7 +93,7 @@ async fn secret_in_unreachable_object_is_found() {
     let loose = repo.git_with(&["hash-object", "-w", "--stdin"], token().as_bytes());
     let tree = repo.rev("HEAD^{tree}");
     let pack = repo.pack_of(&[&tip, &tree, &loose]);
-    let found = read(&repo.case(&tip), pack).await.unwrap();
+    let found = read(&repo.context(&tip), pack).await.unwrap();
     let place = SecretLocation::Blob {
         id: id(&loose),
         path: None,
@@ -105,7 +105,7 @@ async fn secret_in_unreachable_object_is_found() {
 async fn secret_in_commit_or_tag_text_is_found() {
     let repo = Repo::new();
     let message = repo.commit(&format!("say\n\n{}", token()));
-    let found = read(&repo.case(&message), repo.pack(&["HEAD"]))
+    let found = read(&repo.context(&message), repo.pack(&["HEAD"]))
         .await
         .unwrap();
     assert_eq!(places(&found), [SecretLocation::Commit(id(&message))]);
@@ -122,14 +122,16 @@ async fn secret_in_commit_or_tag_text_is_found() {
         &author,
     ]);
     let tip = repo.rev("HEAD");
-    let found = read(&repo.case(&tip), repo.pack(&["HEAD"])).await.unwrap();
+    let found = read(&repo.context(&tip), repo.pack(&["HEAD"]))
+        .await
+        .unwrap();
     assert_eq!(places(&found), [SecretLocation::Commit(id(&tip))]);
 
     let repo = Repo::new();
     repo.commit("x");
     repo.git(&["tag", "-a", "v1", "-m", &token()]);
     let tag = repo.rev("v1");
-    let found = read(&repo.case(&tag), repo.pack(&["v1"])).await.unwrap();
+    let found = read(&repo.context(&tag), repo.pack(&["v1"])).await.unwrap();
     assert_eq!(places(&found), [SecretLocation::Tag(id(&tag))]);
 
     // A commit header that git does not know.
@@ -144,7 +146,7 @@ async fn secret_in_commit_or_tag_text_is_found() {
         &["hash-object", "-t", "commit", "-w", "--stdin"],
         text.as_bytes(),
     );
-    let found = read(&repo.case(&odd), repo.pack(&[&odd])).await.unwrap();
+    let found = read(&repo.context(&odd), repo.pack(&[&odd])).await.unwrap();
     assert_eq!(places(&found), [SecretLocation::Commit(id(&odd))]);
 }
 
@@ -153,7 +155,9 @@ async fn secret_in_names_and_push_options_is_found() {
     let repo = Repo::new();
     repo.write(&format!("dir/{}", token()), "x");
     let tip = repo.commit("x");
-    let found = read(&repo.case(&tip), repo.pack(&["HEAD"])).await.unwrap();
+    let found = read(&repo.context(&tip), repo.pack(&["HEAD"]))
+        .await
+        .unwrap();
     assert_eq!(
         places(&found),
         [SecretLocation::Tree(id(&repo.rev("HEAD:dir")))]
@@ -161,17 +165,17 @@ async fn secret_in_names_and_push_options_is_found() {
 
     let repo = Repo::new();
     let tip = repo.commit("x");
-    let mut case = repo.case(&tip);
-    case.updates.push(RefUpdate {
+    let mut context = repo.context(&tip);
+    context.updates.push(RefUpdate {
         name: RefName::parse(format!("refs/heads/palisade/{}", token()).as_bytes()).unwrap(),
         old: id(&repo.zero()),
         new: id(&tip),
     });
-    case.options = vec![
+    context.options = vec![
         b"harmless".to_vec(),
         format!("note={}", token()).into_bytes(),
     ];
-    let found = read(&case, repo.pack(&["HEAD"])).await.unwrap();
+    let found = read(&context, repo.pack(&["HEAD"])).await.unwrap();
     assert_eq!(
         places(&found),
         [SecretLocation::Ref(1), SecretLocation::Option(1)]
@@ -186,17 +190,17 @@ async fn old_history_and_unscanned_push_have_no_findings() {
     repo.write("new", "harmless");
     let tip = repo.commit("new");
     let pack = || repo.pack(&[&tip, &format!("^{old}")]);
-    let mut case = repo.case(&tip);
-    let found = read(&case, pack()).await.unwrap();
+    let mut context = repo.context(&tip);
+    let found = read(&context, pack()).await.unwrap();
     assert_eq!(places(&found), []);
     // Upstream's own trees and commits are not scanned either.
     let bases = vec![repo.pack(&[&old])];
     let found = crate::fixture::pack_reader()
-        .read(&case, Some(pack()), bases)
+        .read(&context, Some(pack()), bases)
         .await;
     assert_eq!(places(&found.unwrap()), []);
-    case.scan = false;
-    let found = read(&case, repo.pack(&[&tip])).await.unwrap();
+    context.scan = false;
+    let found = read(&context, repo.pack(&[&tip])).await.unwrap();
     assert_eq!(places(&found), []);
 }
 
@@ -210,7 +214,9 @@ async fn findings_over_the_maximum_are_truncated() {
         );
     }
     let tip = repo.commit("x");
-    let found = read(&repo.case(&tip), repo.pack(&["HEAD"])).await.unwrap();
+    let found = read(&repo.context(&tip), repo.pack(&["HEAD"]))
+        .await
+        .unwrap();
     assert_eq!(places(&found).len(), MAX_SECRET_FINDINGS);
     assert!(found.more_secrets);
     let named =

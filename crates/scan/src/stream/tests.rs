@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::shapes::ShapeDetector;
+use crate::formats::FormatDetector;
 
 fn secret() -> String {
     format!("{}{}", "ghp_", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
@@ -9,11 +9,11 @@ fn secret() -> String {
 
 /// Findings of `text`, split into chunks of these lengths, in turn.
 fn in_pieces(
-    shapes: &ShapeDetector,
+    detector: &FormatDetector,
     text: &[u8],
     lengths: &[usize],
 ) -> Vec<(String, std::ops::Range<u64>)> {
-    let mut stream = StreamScanner::new(shapes);
+    let mut stream = StreamScanner::new(detector);
     let mut all = Vec::new();
     let mut found = |finding: ScanFinding<'_>| all.push((finding.rule.to_owned(), finding.span));
     let mut rest = text;
@@ -31,10 +31,10 @@ fn in_pieces(
 
 #[test]
 fn secret_across_any_boundary_is_found_once() {
-    let shapes = ShapeDetector::built_in().unwrap();
-    let window = WINDOW + 2 * shapes.reach();
+    let detector = FormatDetector::built_in().unwrap();
+    let window = WINDOW + 2 * detector.reach();
     let secret = secret();
-    for boundary in [window - shapes.reach(), window, window + WINDOW] {
+    for boundary in [window - detector.reach(), window, window + WINDOW] {
         for shift in 0..=secret.len() + 2 {
             let start = boundary - shift;
             let mut text = vec![b' '; start];
@@ -45,7 +45,7 @@ fn secret_across_any_boundary_is_found_once() {
                 start as u64..(start + secret.len()) as u64,
             )];
             assert_eq!(
-                in_pieces(&shapes, &text, &[usize::MAX]),
+                in_pieces(&detector, &text, &[usize::MAX]),
                 expected,
                 "{boundary} - {shift}"
             );
@@ -55,10 +55,10 @@ fn secret_across_any_boundary_is_found_once() {
 
 #[test]
 fn secret_across_two_streams_is_not_found() {
-    let shapes = ShapeDetector::built_in().unwrap();
+    let detector = FormatDetector::built_in().unwrap();
     let secret = secret();
     let (front, back) = secret.split_at(20);
-    let mut stream = StreamScanner::new(&shapes);
+    let mut stream = StreamScanner::new(&detector);
     let mut count = 0;
     for piece in [front, back] {
         stream.feed(piece.as_bytes(), &mut |_| count += 1);
@@ -84,7 +84,7 @@ proptest! {
         lengths in proptest::collection::vec(1_usize..90_000, 1..5),
         filler in "[ a-z_:/-]{1,9}",
     ) {
-        let shapes = ShapeDetector::built_in().unwrap();
+        let detector = FormatDetector::built_in().unwrap();
         let mut text = Vec::new();
         for gap in gaps {
             text.extend(filler.bytes().cycle().take(gap));
@@ -93,8 +93,8 @@ proptest! {
             text.extend(b" ");
         }
         let mut whole = Vec::new();
-        shapes.scan(&text, &mut |finding| whole.push((finding.rule.to_owned(), finding.span)));
+        detector.scan(&text, &mut |finding| whole.push((finding.rule.to_owned(), finding.span)));
         prop_assert!(!whole.is_empty());
-        prop_assert_eq!(in_pieces(&shapes, &text, &lengths), whole);
+        prop_assert_eq!(in_pieces(&detector, &text, &lengths), whole);
     }
 }

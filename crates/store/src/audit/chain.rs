@@ -21,12 +21,16 @@ const VERSION: u8 = 1;
 /// Maximum length of a text field. A record must stay small whatever a program sends.
 pub const MAX_TEXT: usize = 4096;
 
-/// Maximum length of a stage's name, and maximum number of stages.
+/// Maximum length of a stage's name.
 const MAX_STAGE: usize = 64;
+
+/// Maximum number of stages in a record.
 const MAX_STAGES: usize = 64;
 
-/// Maximum length of a ref's name, and maximum number of refs.
+/// Maximum length of a ref's name.
 const MAX_REF: usize = 1024;
+
+/// Maximum number of refs in a record.
 const MAX_REFS: usize = 32;
 
 /// The owner of a chain: a sandbox, or the gate itself.
@@ -46,7 +50,7 @@ impl Digest256 {
     pub const ZERO: Self = Self([0; 32]);
 
     /// The hash of a record with this `body` that follows `prev`.
-    pub fn of(prev: &Self, body: &[u8]) -> Self {
+    pub fn of_record(prev: &Self, body: &[u8]) -> Self {
         let hash = Sha256::new().chain_update(prev.0).chain_update(body);
         Self(hash.finalize().into())
     }
@@ -110,9 +114,9 @@ impl<'de> Deserialize<'de> for Digest256 {
 pub struct ChainHead {
     /// The chain's sandbox.
     pub chain: String,
-    /// The hash of its last record.
+    /// The hash of the chain's last record.
     pub hash: Digest256,
-    /// The number of its last record.
+    /// The number of the chain's last record.
     pub seq: u64,
 }
 
@@ -145,7 +149,7 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Cha
         unread,
         verdict,
     } = event;
-    let text = |field| Option::as_deref(field).map(|text| cut(text, MAX_TEXT));
+    let text = |field| Option::as_deref(field).map(|text| shorten(text, MAX_TEXT));
     let body = Body {
         agent: text(agent),
         bundle: text(bundle),
@@ -161,7 +165,7 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Cha
         ms: ms
             .iter()
             .take(MAX_STAGES)
-            .map(|(stage, took)| (cut(stage, MAX_STAGE), tidy(took)))
+            .map(|(stage, took)| (shorten(stage, MAX_STAGE), round_millis(took)))
             .collect(),
         operation: text(operation),
         path: text(path),
@@ -170,11 +174,11 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Cha
         refs: refs
             .iter()
             .take(MAX_REFS)
-            .map(|name| cut(name, MAX_REF))
+            .map(|name| shorten(name, MAX_REF))
             .collect(),
         repo: text(repo),
         request_id: *request_id,
-        rule: rule.as_ref().map(|r| cut(r.as_str(), MAX_TEXT)),
+        rule: rule.as_ref().map(|r| shorten(r.as_str(), MAX_TEXT)),
         sandbox: sandbox.as_ref().map(SandboxId::as_str),
         seq,
         stage: text(stage),
@@ -247,7 +251,7 @@ struct Body<'a> {
 
 /// The fields of a body that verification needs.
 #[derive(Deserialize)]
-pub(crate) struct Outline {
+pub(crate) struct RecordHeader {
     pub(crate) seq: u64,
     pub(crate) v: u8,
     pub(crate) ts: i64,
@@ -259,17 +263,17 @@ pub(crate) struct Outline {
     pub(crate) heads: Vec<ChainHead>,
 }
 
-impl Outline {
+impl RecordHeader {
     /// Parses the fields of a body of this version.
     pub(crate) fn parse(body: &[u8]) -> Option<Self> {
         serde_json::from_slice(body)
             .ok()
-            .filter(|outline: &Self| outline.v == VERSION)
+            .filter(|header: &Self| header.v == VERSION)
     }
 }
 
-/// `text`, or the part of it that fits into `max` bytes, with a mark that it was cut.
-fn cut(text: &str, max: usize) -> Cow<'_, str> {
+/// `text`, or the part of it that fits into `max` bytes, with a mark that it was shorten.
+fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     const MARK: &str = "…";
     if text.len() <= max {
         return Cow::Borrowed(text);
@@ -280,13 +284,16 @@ fn cut(text: &str, max: usize) -> Cow<'_, str> {
 
 /// Milliseconds rounded to microseconds: JSON has no infinity, and short numbers parse to exactly
 /// the same value.
-fn tidy(ms: f64) -> f64 {
+fn round_millis(ms: f64) -> f64 {
     let rounded = (ms.clamp(0.0, 1e9) * 1000.0).round() / 1000.0;
     if rounded.is_finite() { rounded } else { 0.0 }
 }
 
+/// The text before the hash of the previous record in a line.
 const PREV: &str = r#","prev":""#;
+/// The text between the two hashes in a line.
 const HASH: &str = r#"","hash":""#;
+/// The end of a line.
 const END: &str = r#""}"#;
 
 /// The record as one line (without its newline): the body with `prev` and `hash` inserted before
@@ -312,7 +319,7 @@ pub(crate) fn split_line(line: &[u8]) -> Option<(Vec<u8>, Digest256, Digest256)>
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
-    reason = "the signature serde asks for"
+    reason = "serde requires this signature"
 )]
 fn is_one(count: &u32) -> bool {
     *count == 1
@@ -320,7 +327,7 @@ fn is_one(count: &u32) -> bool {
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
-    reason = "the signature serde asks for"
+    reason = "serde requires this signature"
 )]
 fn is_zero(count: &u64) -> bool {
     *count == 0
@@ -332,7 +339,7 @@ mod tests {
 
     use super::*;
 
-    fn full() -> AuditEvent {
+    fn full_event() -> AuditEvent {
         let text = || Some("x".to_owned());
         AuditEvent {
             agent: text(),
@@ -369,13 +376,16 @@ mod tests {
             hash: Digest256::ZERO,
             seq: 9,
         };
-        let body = compose(&full(), 7, UnixMillis::new(5), &[head]);
+        let body = compose(&full_event(), 7, UnixMillis::new(5), &[head]);
         let sorted: BTreeMap<String, serde_json::Value> = serde_json::from_str(&body).unwrap();
         assert_eq!(serde_json::to_string(&sorted).unwrap(), body);
         assert_eq!(sorted.len(), 28);
-        assert_eq!(serde_json::from_str::<AuditEvent>(&body).unwrap(), full());
-        let outline = Outline::parse(body.as_bytes()).unwrap();
-        assert_eq!((outline.seq, outline.ts, outline.heads.len()), (7, 5, 1));
+        assert_eq!(
+            serde_json::from_str::<AuditEvent>(&body).unwrap(),
+            full_event()
+        );
+        let header = RecordHeader::parse(body.as_bytes()).unwrap();
+        assert_eq!((header.seq, header.ts, header.heads.len()), (7, 5, 1));
         assert_eq!(
             compose(&AuditEvent::new(Kind::Dns), 1, UnixMillis::new(2), &[]),
             r#"{"kind":"dns","seq":1,"ts":2,"v":1}"#
@@ -385,16 +395,19 @@ mod tests {
     #[test]
     fn long_text_is_cut_between_characters() {
         for text in ["a".repeat(5000), "é".repeat(5000), "🦀".repeat(2000)] {
-            let kept = cut(&text, MAX_TEXT);
+            let kept = shorten(&text, MAX_TEXT);
             assert!(kept.len() <= MAX_TEXT && kept.len() > MAX_TEXT - 8);
             assert!(text.starts_with(kept.strip_suffix('…').unwrap()));
         }
-        assert_eq!(cut(&"a".repeat(MAX_TEXT), MAX_TEXT), "a".repeat(MAX_TEXT));
+        assert_eq!(
+            shorten(&"a".repeat(MAX_TEXT), MAX_TEXT),
+            "a".repeat(MAX_TEXT)
+        );
     }
 
     #[test]
     fn time_that_is_not_finite_is_still_recorded() {
-        let mut event = full();
+        let mut event = full_event();
         for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
             event.ms.insert("x", bad);
             let body = compose(&event, 1, UnixMillis::new(1), &[]);
@@ -407,8 +420,8 @@ mod tests {
         fn any_text_in_any_field_leaves_other_fields_unchanged(
             text in any::<String>(), field in 0..9usize, took in 0.0..1e6f64,
         ) {
-            let mut event = full();
-            let place = match field {
+            let mut event = full_event();
+            let target = match field {
                 0 => &mut event.bundle,
                 1 => &mut event.credential,
                 2 => &mut event.event,
@@ -422,13 +435,13 @@ mod tests {
                     &mut event.bundle
                 }
             };
-            *place = Some(text);
-            event.ms.insert("x", tidy(took));
+            *target = Some(text);
+            event.ms.insert("x", round_millis(took));
             let body = compose(&event, 1, UnixMillis::new(1), &[]);
             prop_assert!(!body.contains('\n') && !body.contains('\0'));
             prop_assert_eq!(&serde_json::from_str::<AuditEvent>(&body).unwrap(), &event);
 
-            let hash = Digest256::of(&Digest256::ZERO, body.as_bytes());
+            let hash = Digest256::of_record(&Digest256::ZERO, body.as_bytes());
             let mut line = Vec::new();
             write_line(&mut line, body.as_bytes(), &Digest256::ZERO, &hash);
             prop_assert!(serde_json::from_slice::<serde_json::Value>(&line).is_ok());

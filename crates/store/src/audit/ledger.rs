@@ -6,9 +6,9 @@
 //! a removed segment becomes the base of the rest.
 //!
 //! A chain that has no records left and whose sandbox is no longer registered is retired: a record
-//! in the gate's chain states its final head, and its row is removed. If the name is used again, it
-//! starts a new chain. Earlier statements in the gate's chain about the old one precede that record
-//! and are rotated out before it, so they can always be explained.
+//! in the gate's chain lists its final head, and its row is removed. If the name is used again, a
+//! new chain starts. Earlier records of the gate's chain that list a head of the retired chain come
+//! before that record and are rotated out before it, so verification can always explain them.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,12 +19,14 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::chain::{ChainHead, ChainName, Digest256, chain_text, compose};
 
-/// A segment ends after this many records or bytes, whichever comes first.
+/// Maximum number of records in a segment.
 const SEGMENT_RECORDS: u64 = 1024;
+
+/// Maximum size of a segment in bytes.
 const SEGMENT_BYTES: u64 = 1024 * 1024;
 
-/// The heads of all chains are recorded at least this often, in records.
-pub(crate) const STATE_EVERY: u64 = 1024;
+/// Maximum number of records between two records of the chain heads.
+pub(crate) const HEADS_INTERVAL: u64 = 1024;
 
 /// Maximum number of heads in one checkpoint record; more heads need several records.
 const HEADS_PER_RECORD: usize = 256;
@@ -49,16 +51,16 @@ pub(crate) const RETIRED: &str = "chains_retired";
 /// The state of one chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
-    /// The last record that was rotated out, and its hash; zero at the beginning.
+    /// Number and hash of the last record that was rotated out; zero if there is none.
     pub(crate) base_seq: u64,
     pub(crate) base_hash: Digest256,
-    /// The last record.
+    /// Number and hash of the last record.
     pub(crate) head_seq: u64,
     pub(crate) head_hash: Digest256,
     /// The records and bytes of the chain.
     records: u64,
     bytes: u64,
-    /// The part of them after the last checkpoint.
+    /// The records and bytes of the chain after its last checkpoint.
     open_records: u64,
     open_bytes: u64,
 }
@@ -79,15 +81,17 @@ impl Chain {
 /// The state of all chains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ledger {
+    /// The number of the last record of all chains.
     pub(crate) last_seq: u64,
     /// How many of the numbers up to `last_seq` have no row: rotated out, or skipped when an older
     /// database was restored. Numbers are never reused.
     pub(crate) absent: u64,
+    /// The number of the last record when the heads of the chains were last recorded.
     pub(crate) stated_seq: u64,
     bytes: u64,
     pub(crate) chains: HashMap<ChainName, Chain>,
-    /// The chains with records by size, and among equals by the age of their last record: the last
-    /// one is rotated next. There may be thousands.
+    /// The chains with records by size, and among equal sizes by the age of their last record: the
+    /// last entry is rotated next. There may be thousands of chains.
     by_size: BTreeSet<(u64, u64, ChainName)>,
     /// The chains without records.
     empty: BTreeSet<ChainName>,
@@ -96,7 +100,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// Loads the state of all chains.
     pub(crate) fn load(conn: &Connection) -> Result<Self, rusqlite::Error> {
-        let (last_seq, absent, stated_seq) = numbers(conn)?;
+        let (last_seq, absent, stated_seq) = read_counters(conn)?;
         let mut ledger = Self {
             last_seq,
             absent,
@@ -122,7 +126,7 @@ impl Ledger {
             };
             let name = match name.as_str() {
                 "" => None,
-                text => Some(SandboxId::parse(text).map_err(|e| unreadable(0, e))?),
+                text => Some(SandboxId::parse(text).map_err(|e| invalid_cell(0, e))?),
             };
             ledger.put(name, Some(chain));
         }
@@ -142,7 +146,7 @@ impl Ledger {
             |row| Ok((row.get(0)?, row.get(1)?)),
         )?;
         let last = self.last_seq;
-        let is_senseless = |chain: &Chain| {
+        let is_contradictory = |chain: &Chain| {
             chain.base_seq > chain.head_seq
                 || chain.head_seq > last
                 || chain.open_records > chain.records
@@ -154,18 +158,21 @@ impl Ledger {
             .fold(0, |sum: u64, chain| sum.saturating_add(chain.records));
         let found = if last > MAX_SEQ || self.bytes > MAX_SEQ {
             "its counters are implausibly large".to_owned()
-        } else if lowest < 1 || highest > signed(last) {
-            format!("it holds records {lowest} to {highest} and says that {last} is the last")
+        } else if lowest < 1 || highest > to_i64(last) {
+            format!("it contains the records {lowest} to {highest}, but its last number is {last}")
         } else if self.stated_seq > last {
-            format!("it states heads up to {} of {last}", self.stated_seq)
-        } else if let Some((name, _)) = self.chains.iter().find(|(_, c)| is_senseless(c)) {
+            format!(
+                "its heads were recorded at number {}, but its last number is {last}",
+                self.stated_seq
+            )
+        } else if let Some((name, _)) = self.chains.iter().find(|(_, c)| is_contradictory(c)) {
             format!(
                 "the row of the chain {:?} is contradictory",
                 chain_text(name)
             )
         } else if records.saturating_add(self.absent) != last {
             format!(
-                "of {last} numbers {records} are in its chains and {} absent",
+                "its last number is {last}, but its chains have {records} records and {} numbers are absent",
                 self.absent
             )
         } else {
@@ -174,20 +181,20 @@ impl Ledger {
         Ok(Some(found))
     }
 
-    /// Fails as corruption does if the row in the database is not the one that was read or written
-    /// here last: another process writes, and the state of the chains in memory is invalid.
+    /// Returns a corruption error if the ledger's row differs from the state in memory: another
+    /// process has written to the database, and the state of the chains in memory is invalid.
     pub(crate) fn check_unchanged(&self, conn: &Connection) -> Result<(), rusqlite::Error> {
-        if numbers(conn)? == (self.last_seq, self.absent, self.stated_seq) {
+        if read_counters(conn)? == (self.last_seq, self.absent, self.stated_seq) {
             return Ok(());
         }
         Err(rusqlite::Error::SqliteFailure(
             rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
-            Some("another process has written to it".to_owned()),
+            Some("another process has written to the database".to_owned()),
         ))
     }
 
-    /// Whether anything was written since the heads were last recorded.
-    pub(crate) fn is_unstated(&self) -> bool {
+    /// Whether records were written since the heads were last recorded.
+    pub(crate) fn has_unrecorded_heads(&self) -> bool {
         self.last_seq > self.stated_seq
     }
 
@@ -205,21 +212,21 @@ impl Ledger {
         let old = self.chains.remove(&name);
         if let Some(old) = &old {
             self.bytes = self.bytes.saturating_sub(old.bytes);
-            self.by_size.remove(&rank(&name, old));
+            self.by_size.remove(&rotation_rank(&name, old));
             self.empty.remove(&name);
         }
         if let Some(chain) = chain {
             self.bytes = self.bytes.saturating_add(chain.bytes);
             match chain.records {
                 0 => self.empty.insert(name.clone()),
-                _ => self.by_size.insert(rank(&name, &chain)),
+                _ => self.by_size.insert(rotation_rank(&name, &chain)),
             };
             self.chains.insert(name, chain);
         }
         old
     }
 
-    /// Reverts the changes of a turn whose transaction failed.
+    /// Reverts the changes of a failed transaction.
     pub(crate) fn undo(&mut self, changes: Changes) {
         self.last_seq = changes.last_seq;
         self.absent = changes.absent;
@@ -230,11 +237,12 @@ impl Ledger {
     }
 }
 
-fn rank(name: &ChainName, chain: &Chain) -> (u64, u64, ChainName) {
+/// The sort key of `Ledger::by_size`.
+fn rotation_rank(name: &ChainName, chain: &Chain) -> (u64, u64, ChainName) {
     (chain.bytes, u64::MAX - chain.head_seq, name.clone())
 }
 
-/// The changes of a turn: the previous state, and counts.
+/// The changes of a transaction: the previous state, and counts.
 #[derive(Debug)]
 pub(crate) struct Changes {
     last_seq: u64,
@@ -247,8 +255,8 @@ pub(crate) struct Changes {
     pub(crate) rotated: u64,
 }
 
-/// The writes of one transaction. It changes the ledger as it proceeds and saves the previous
-/// state, so that a failed transaction can be reverted in memory too.
+/// The writes of one transaction. Each write also changes the ledger in memory and saves the
+/// previous state, so that a failed transaction can be reverted in memory too.
 pub(crate) struct LedgerTransaction<'a> {
     conn: &'a Connection,
     ledger: &'a mut Ledger,
@@ -298,10 +306,10 @@ impl<'a> LedgerTransaction<'a> {
         let known = self.ledger.chains.get(&event.sandbox);
         let mut chain = known.cloned().unwrap_or(Chain::EMPTY);
         let prev = chain.head_hash;
-        let hash = Digest256::of(&prev, body.as_bytes());
+        let hash = Digest256::of_record(&prev, body.as_bytes());
         self.conn
             .prepare_cached("INSERT INTO audit (seq, body, prev, hash) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![signed(seq), body, prev.as_bytes(), hash.as_bytes()])?;
+            .execute(params![to_i64(seq), body, prev.as_bytes(), hash.as_bytes()])?;
 
         let size = u64::try_from(body.len()).unwrap_or(u64::MAX) + ROW_OVERHEAD;
         chain.head_seq = seq;
@@ -322,9 +330,9 @@ impl<'a> LedgerTransaction<'a> {
     }
 
     /// Writes a record into the gate's chain that lists the head of every other chain that changed
-    /// since the last one. Without it, a chain could be removed together with its row, or cut back
-    /// to an earlier head, without verification detecting it.
-    pub(crate) fn state_heads(&mut self, ts: UnixMillis) -> Result<(), rusqlite::Error> {
+    /// since the last such record. Without this record, verification could not detect that a chain
+    /// was removed together with its row, or cut back to an earlier head.
+    pub(crate) fn record_heads(&mut self, ts: UnixMillis) -> Result<(), rusqlite::Error> {
         let stated = self.ledger.stated_seq;
         let chains = self.ledger.chains.iter();
         let mut heads: Vec<ChainHead> = chains
@@ -332,8 +340,8 @@ impl<'a> LedgerTransaction<'a> {
             .map(|(name, chain)| head(name, chain))
             .collect();
         heads.sort_by(|a, b| a.chain.cmp(&b.chain));
-        for some in heads.chunks(HEADS_PER_RECORD) {
-            self.append_with(&AuditEvent::lifecycle(CHECKPOINT, None), ts, some)?;
+        for chunk in heads.chunks(HEADS_PER_RECORD) {
+            self.append_with(&AuditEvent::lifecycle(CHECKPOINT, None), ts, chunk)?;
         }
         self.ledger.stated_seq = self.ledger.last_seq;
         Ok(())
@@ -348,31 +356,31 @@ impl<'a> LedgerTransaction<'a> {
     ) -> Result<(), rusqlite::Error> {
         let is_gone = |name: &&ChainName| name.as_ref().is_some_and(|id| !is_registered(id));
         let names: Vec<ChainName> = self.ledger.empty.iter().filter(is_gone).cloned().collect();
-        for some in names.chunks(HEADS_PER_RECORD) {
-            let heads: Vec<ChainHead> = some
+        for chunk in names.chunks(HEADS_PER_RECORD) {
+            let heads: Vec<ChainHead> = chunk
                 .iter()
                 .filter_map(|name| Some(head(name, self.ledger.chains.get(name)?)))
                 .collect();
             self.append_with(&AuditEvent::lifecycle(RETIRED, None), ts, &heads)?;
-            for name in some {
+            for name in chunk {
                 self.put(name.clone(), None);
             }
         }
         Ok(())
     }
 
-    /// Whether enough was written since the heads were recorded that they should be recorded again.
-    pub(crate) fn should_state_heads(&self) -> bool {
+    /// Whether enough records were written since the heads were recorded to record them again.
+    pub(crate) fn should_record_heads(&self) -> bool {
         let unstated = self.ledger.last_seq.saturating_sub(self.ledger.stated_seq);
-        unstated >= STATE_EVERY
+        unstated >= HEADS_INTERVAL
     }
 
-    /// How many records this turn has written.
+    /// How many records this transaction has written.
     pub(crate) fn written(&self) -> u64 {
         self.changes.written.values().sum()
     }
 
-    /// How many records this turn has rotated out.
+    /// How many records this transaction has rotated out.
     pub(crate) fn rotated(&self) -> u64 {
         self.changes.rotated
     }
@@ -392,7 +400,7 @@ impl<'a> LedgerTransaction<'a> {
         // None would mean that the sizes are wrong; retrying would not correct them.
         let (name, mut chain) = largest.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
         if chain.records == chain.open_records {
-            // Many small chains, none with a closed segment: this one is removed as a whole.
+            // The largest chain has no closed segment: all of it is removed.
             self.close_segment(&name, &mut chain)?;
         }
         let (seq, hash, records, bytes) = self
@@ -412,7 +420,7 @@ impl<'a> LedgerTransaction<'a> {
             .optional()?
             .ok_or(rusqlite::Error::QueryReturnedNoRows)?;
         if records > chain.records || bytes > chain.bytes {
-            return Err(unreadable(2, "a segment is larger than its chain"));
+            return Err(invalid_cell(2, "a segment is larger than its chain"));
         }
         for delete in [
             "DELETE FROM audit WHERE chain = ?1 AND seq <= ?2",
@@ -422,7 +430,7 @@ impl<'a> LedgerTransaction<'a> {
                 .prepare_cached(delete)?
                 .execute(params![chain_text(&name), seq])?;
         }
-        chain.base_seq = unsigned(seq);
+        chain.base_seq = to_u64(seq);
         chain.base_hash = hash;
         chain.records = chain.records.saturating_sub(records);
         chain.bytes = chain.bytes.saturating_sub(bytes);
@@ -452,35 +460,36 @@ impl<'a> LedgerTransaction<'a> {
                 None => delete.execute([chain_text(name)])?,
                 Some(chain) => put.execute(params![
                     chain_text(name),
-                    signed(chain.base_seq),
+                    to_i64(chain.base_seq),
                     chain.base_hash.as_bytes(),
-                    signed(chain.head_seq),
+                    to_i64(chain.head_seq),
                     chain.head_hash.as_bytes(),
-                    signed(chain.records),
-                    signed(chain.bytes),
-                    signed(chain.open_records),
-                    signed(chain.open_bytes),
+                    to_i64(chain.records),
+                    to_i64(chain.bytes),
+                    to_i64(chain.open_records),
+                    to_i64(chain.open_bytes),
                 ])?,
             };
         }
         self.conn
             .prepare_cached("UPDATE ledger SET last_seq = ?1, absent = ?2, stated_seq = ?3")?
             .execute(params![
-                signed(self.ledger.last_seq),
-                signed(self.ledger.absent),
-                signed(self.ledger.stated_seq),
+                to_i64(self.ledger.last_seq),
+                to_i64(self.ledger.absent),
+                to_i64(self.ledger.stated_seq),
             ])
             .map(drop)
     }
 
-    /// The changes of this turn.
+    /// The changes of this transaction.
     pub(crate) fn finish(self) -> Changes {
         self.changes
     }
 
+    /// Inserts, replaces or removes a chain, and saves its previous state.
     fn put(&mut self, name: ChainName, chain: Option<Chain>) {
         let old = self.ledger.put(name.clone(), chain);
-        // Only the first is the state before the turn.
+        // Only the first saved state of a chain is the state before the transaction.
         self.changes.chains.entry(name).or_insert(old);
     }
 
@@ -489,10 +498,10 @@ impl<'a> LedgerTransaction<'a> {
             .prepare_cached("INSERT INTO checkpoints VALUES (?1, ?2, ?3, ?4, ?5)")?
             .execute(params![
                 chain_text(name),
-                signed(chain.head_seq),
+                to_i64(chain.head_seq),
                 chain.head_hash.as_bytes(),
-                signed(chain.open_records),
-                signed(chain.open_bytes),
+                to_i64(chain.open_records),
+                to_i64(chain.open_bytes),
             ])?;
         chain.open_records = 0;
         chain.open_bytes = 0;
@@ -508,23 +517,24 @@ fn head(name: &ChainName, chain: &Chain) -> ChainHead {
     }
 }
 
-/// Converts to SQLite's signed integers; the values stay far below the limit.
-pub(crate) fn signed(number: u64) -> i64 {
+/// Converts to SQLite's to_i64 integers; the values stay far below the limit.
+pub(crate) fn to_i64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Converts from SQLite's signed integers.
-pub(crate) fn unsigned(number: i64) -> u64 {
+/// Converts from SQLite's to_i64 integers.
+pub(crate) fn to_u64(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
 }
 
-/// A column with a count. A negative one is corruption, and does not become zero.
+/// A column with a count. A negative count is corruption, and does not become zero.
 fn count(row: &rusqlite::Row<'_>, at: usize) -> Result<u64, rusqlite::Error> {
-    u64::try_from(row.get::<_, i64>(at)?).map_err(|e| unreadable(at, e))
+    u64::try_from(row.get::<_, i64>(at)?).map_err(|e| invalid_cell(at, e))
 }
 
-/// The only row of the ledger: last number, absent numbers, last recorded head.
-fn numbers(conn: &Connection) -> Result<(u64, u64, u64), rusqlite::Error> {
+/// The only row of the table `ledger`: the last record number, the count of absent numbers, and the
+/// last number when the heads were recorded.
+fn read_counters(conn: &Connection) -> Result<(u64, u64, u64), rusqlite::Error> {
     conn.prepare_cached("SELECT last_seq, absent, stated_seq FROM ledger")?
         .query_row([], |row| {
             Ok((count(row, 0)?, count(row, 1)?, count(row, 2)?))
@@ -533,12 +543,15 @@ fn numbers(conn: &Connection) -> Result<(u64, u64, u64), rusqlite::Error> {
 
 /// A column of 32 bytes.
 pub(crate) fn digest(row: &rusqlite::Row<'_>, at: usize) -> Result<Digest256, rusqlite::Error> {
-    let bytes = row.get_ref(at)?.as_blob().map_err(|e| unreadable(at, e))?;
-    Digest256::from_bytes(bytes).ok_or_else(|| unreadable(at, "not 32 bytes"))
+    let bytes = row
+        .get_ref(at)?
+        .as_blob()
+        .map_err(|e| invalid_cell(at, e))?;
+    Digest256::from_bytes(bytes).ok_or_else(|| invalid_cell(at, "not 32 bytes"))
 }
 
 /// An error for a cell with invalid content.
-pub(crate) fn unreadable(
+pub(crate) fn invalid_cell(
     at: usize,
     why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> rusqlite::Error {
@@ -562,7 +575,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.db");
         files::create_private(&path).unwrap();
-        schema::fill(&path, schema::MIGRATIONS).unwrap();
+        schema::create_tables(&path, schema::MIGRATIONS).unwrap();
         let (mut db, _) = Database::open(&path).unwrap();
         let ts = UnixMillis::new(1);
         let mut lines = Vec::new();
@@ -570,17 +583,17 @@ mod tests {
         for round in 0..60 {
             for rotates in [false, true] {
                 let fails = round % 3 == 2;
-                let outcome = db.transact(12_000, |turn| {
+                let outcome = db.transact(12_000, |ledger_tx| {
                     for n in 0..if rotates { 0 } else { 20 } {
                         let name = id((round * 7 + n * n) % 97);
-                        turn.append(&AuditEvent::lifecycle("x", Some(name)), ts)?;
+                        ledger_tx.append(&AuditEvent::lifecycle("x", Some(name)), ts)?;
                     }
-                    while rotates && turn.is_over() {
-                        turn.rotate_one()?;
+                    while rotates && ledger_tx.is_over() {
+                        ledger_tx.rotate_one()?;
                     }
                     if rotates && round % 4 == 0 {
-                        turn.retire(ts, |name| name.as_str().ends_with('3'))?;
-                        turn.state_heads(ts)?;
+                        ledger_tx.retire(ts, |name| name.as_str().ends_with('3'))?;
+                        ledger_tx.record_heads(ts)?;
                     }
                     match fails {
                         true => Err(rusqlite::Error::InvalidQuery),
@@ -590,7 +603,7 @@ mod tests {
                 assert_eq!(outcome.is_err(), fails);
                 assert_eq!(db.ledger, Ledger::load(&db.conn).unwrap(), "round {round}");
                 assert_eq!(db.ledger.contradiction(&db.conn).unwrap(), None);
-                // Seen before it can be rotated out, as by the JSONL thread.
+                // Exports the lines before they can be rotated out, as the JSONL thread does.
                 let after = AuditFilter {
                     after_seq: Some(exported),
                     ..AuditFilter::default()
@@ -610,7 +623,7 @@ mod tests {
         ] {
             assert!(report.is_intact(), "{report:?}");
         }
-        // A name that came back without its chain having been retired is a gap.
+        // A name that is used again although its chain was not retired is a gap.
         let kept = text.lines().filter(|line| !line.contains(RETIRED));
         let forged: String = kept.map(|line| format!("{line}\n")).collect();
         assert!(!verify_jsonl(forged.as_bytes()).unwrap().is_intact());

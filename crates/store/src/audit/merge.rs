@@ -10,7 +10,7 @@ use policy::verdict::{RuleName, VerdictKind};
 use super::chain::ChainName;
 use super::queue::Entry;
 
-/// This many traffic events of one sandbox in one batch count as a flood.
+/// Number of traffic events of one sandbox in one batch from which they count as a flood.
 const FLOOD: usize = 64;
 
 /// Merges equal traffic events of flooding sandboxes. Returns how many were merged away.
@@ -36,7 +36,7 @@ pub(crate) fn merge_floods(entries: &mut Vec<Entry>) -> u64 {
         .map(|(index, Entry { event, .. })| {
             let floods = event.kind.is_traffic() && traffic.contains_key(&event.sandbox);
             match floods {
-                true => *first_of.entry(MergeKey::of(event)).or_insert(index),
+                true => *first_of.entry(MergeKey::of_event(event)).or_insert(index),
                 false => index,
             }
         })
@@ -77,7 +77,7 @@ struct MergeKey<'a> {
 }
 
 impl<'a> MergeKey<'a> {
-    fn of(event: &'a AuditEvent) -> Self {
+    fn of_event(event: &'a AuditEvent) -> Self {
         // Destructured by name, so that a new field of the event cannot be forgotten here.
         let AuditEvent {
             agent,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_differ_in_what_was_decided_stay_apart() {
+    fn events_that_differ_in_a_field_are_not_merged() {
         let changes: [fn(&mut AuditEvent); 18] = [
             |e| e.agent = Some("a".to_owned()),
             |e| e.bundle = Some("b".to_owned()),
@@ -195,8 +195,8 @@ mod tests {
         ];
         for (number, change) in changes.iter().enumerate() {
             let mut entries: Vec<_> = (0..100).map(|n| entry("a", Kind::Http, "x", n)).collect();
-            for odd in entries.iter_mut().skip(1).step_by(2) {
-                change(&mut odd.event);
+            for entry in entries.iter_mut().skip(1).step_by(2) {
+                change(&mut entry.event);
             }
             assert_eq!(merge_floods(&mut entries), 98, "field {number}");
             let [one, other] = &entries[..] else {

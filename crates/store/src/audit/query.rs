@@ -10,8 +10,8 @@ use policy::verdict::VerdictKind;
 use rusqlite::Connection;
 use rusqlite::types::Value;
 
-use super::chain::{Digest256, Outline, write_line};
-use super::ledger::{digest, signed, unreadable, unsigned};
+use super::chain::{Digest256, RecordHeader, write_line};
+use super::ledger::{digest, invalid_cell, to_i64, to_u64};
 use crate::error::StoreError;
 
 /// Default limit of a query, and page size of an export.
@@ -20,29 +20,29 @@ const PAGE: usize = 1000;
 /// Selects records. Every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditFilter {
-    /// About this sandbox.
+    /// Records about this sandbox.
     pub sandbox: Option<SandboxId>,
-    /// Of this kind.
+    /// Records of this kind.
     pub kind: Option<Kind>,
-    /// With this verdict.
+    /// Records with this verdict.
     pub verdict: Option<VerdictKind>,
-    /// Refused for this reason.
+    /// Records of requests that were refused for this reason.
     pub reason: Option<Reason>,
-    /// About this request.
+    /// Records about this request.
     pub request_id: Option<RequestId>,
-    /// About exactly this host.
+    /// Records about exactly this host.
     pub host: Option<String>,
-    /// Not before this moment.
+    /// Records at or after this time.
     pub since: Option<UnixMillis>,
-    /// Before this moment.
+    /// Records before this time.
     pub until: Option<UnixMillis>,
-    /// After this number.
+    /// Records with a higher number.
     pub after_seq: Option<u64>,
-    /// Before this number.
+    /// Records with a lower number.
     pub before_seq: Option<u64>,
     /// Maximum number of records. Without it a query returns 1 000 and an export everything.
     pub limit: Option<usize>,
-    /// Newest records first.
+    /// Whether the newest records come first.
     pub newest_first: bool,
 }
 
@@ -78,19 +78,19 @@ pub(crate) struct Line {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The records that match.
+/// The records that match `filter`.
 pub(crate) fn select(
     conn: &Connection,
     filter: &AuditFilter,
 ) -> Result<Vec<AuditRecord>, rusqlite::Error> {
-    rows(conn, filter, |row| {
+    query_rows(conn, filter, |row| {
         let body: String = row.get(1)?;
-        let outline =
-            Outline::parse(body.as_bytes()).ok_or_else(|| unreadable(1, "not a record"))?;
+        let header =
+            RecordHeader::parse(body.as_bytes()).ok_or_else(|| invalid_cell(1, "not a record"))?;
         Ok(AuditRecord {
-            seq: unsigned(row.get(0)?),
-            ts: UnixMillis::new(outline.ts),
-            event: serde_json::from_str(&body).map_err(|e| unreadable(1, e))?,
+            seq: to_u64(row.get(0)?),
+            ts: UnixMillis::new(header.ts),
+            event: serde_json::from_str(&body).map_err(|e| invalid_cell(1, e))?,
             body,
             prev: digest(row, 2)?,
             hash: digest(row, 3)?,
@@ -98,25 +98,25 @@ pub(crate) fn select(
     })
 }
 
-/// The lines of the records that match.
+/// The lines of the records that match `filter`.
 pub(crate) fn select_lines(
     conn: &Connection,
     filter: &AuditFilter,
 ) -> Result<Vec<Line>, rusqlite::Error> {
-    rows(conn, filter, |row| {
-        let body = row.get_ref(1)?.as_bytes().map_err(|e| unreadable(1, e))?;
+    query_rows(conn, filter, |row| {
+        let body = row.get_ref(1)?.as_bytes().map_err(|e| invalid_cell(1, e))?;
         let (prev, hash) = (digest(row, 2)?, digest(row, 3)?);
         let mut bytes = Vec::with_capacity(body.len() + 160);
         write_line(&mut bytes, body, &prev, &hash);
         bytes.push(b'\n');
         Ok(Line {
-            seq: unsigned(row.get(0)?),
+            seq: to_u64(row.get(0)?),
             bytes,
         })
     })
 }
 
-/// Writes the lines that match, a page at a time.
+/// Writes the lines that match `filter`, a page at a time, and returns their number.
 pub(crate) fn export(
     read: impl Fn(&AuditFilter) -> Result<Vec<Line>, StoreError>,
     filter: &AuditFilter,
@@ -150,19 +150,19 @@ pub(crate) fn export(
     Ok(written)
 }
 
-fn rows<T>(
+fn query_rows<T>(
     conn: &Connection,
     filter: &AuditFilter,
     read: impl Fn(&rusqlite::Row<'_>) -> Result<T, rusqlite::Error>,
 ) -> Result<Vec<T>, rusqlite::Error> {
-    let (sql, values) = statement(filter);
+    let (sql, values) = build_statement(filter);
     let mut statement = conn.prepare(&sql)?;
     let rows = statement.query_map(rusqlite::params_from_iter(values), read)?;
     rows.collect()
 }
 
 /// The query in SQL. Every value is bound; the text consists of constants only.
-fn statement(filter: &AuditFilter) -> (String, Vec<Value>) {
+fn build_statement(filter: &AuditFilter) -> (String, Vec<Value>) {
     // Destructured by name, so that a new field cannot be forgotten here.
     let AuditFilter {
         sandbox,
@@ -188,8 +188,8 @@ fn statement(filter: &AuditFilter) -> (String, Vec<Value>) {
         ("host = ?", host.as_deref().map(text)),
         ("ts >= ?", since.map(|t| Value::Integer(t.get()))),
         ("ts < ?", until.map(|t| Value::Integer(t.get()))),
-        ("seq > ?", after_seq.map(|s| Value::Integer(signed(s)))),
-        ("seq < ?", before_seq.map(|s| Value::Integer(signed(s)))),
+        ("seq > ?", after_seq.map(|s| Value::Integer(to_i64(s)))),
+        ("seq < ?", before_seq.map(|s| Value::Integer(to_i64(s)))),
     ];
     let mut sql = String::from("SELECT seq, body, prev, hash FROM audit WHERE true");
     let mut values = Vec::new();

@@ -14,8 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::chain::ChainName;
 
-/// How many records of one sandbox may wait to be written.
-pub const QUEUE: usize = 1024;
+/// Maximum number of records of one sandbox that wait to be written.
+pub const QUEUE_CAPACITY: usize = 1024;
 
 /// An event in the channel to the writer.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl QueueSlot {
 
 #[derive(Debug)]
 struct Queue {
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     dropped: AtomicU32,
 }
 
@@ -55,9 +55,9 @@ pub(crate) struct Queues {
 
 impl Queues {
     /// A slot in the queue of `name`; waits until one is free.
-    pub(crate) async fn wait(&self, name: &ChainName) -> Option<QueueSlot> {
-        let queue = self.of(name);
-        let permit = Arc::clone(&queue.places).acquire_owned().await.ok()?;
+    pub(crate) async fn wait_for_slot(&self, name: &ChainName) -> Option<QueueSlot> {
+        let queue = self.queue(name);
+        let permit = Arc::clone(&queue.slots).acquire_owned().await.ok()?;
         Some(QueueSlot {
             _permit: permit,
             queue,
@@ -65,9 +65,9 @@ impl Queues {
     }
 
     /// A slot, if one is free.
-    pub(crate) fn try_take(&self, name: &ChainName) -> Option<QueueSlot> {
-        let queue = self.of(name);
-        let permit = Arc::clone(&queue.places).try_acquire_owned().ok()?;
+    pub(crate) fn try_take_slot(&self, name: &ChainName) -> Option<QueueSlot> {
+        let queue = self.queue(name);
+        let permit = Arc::clone(&queue.slots).try_acquire_owned().ok()?;
         Some(QueueSlot {
             _permit: permit,
             queue,
@@ -75,12 +75,12 @@ impl Queues {
     }
 
     /// Counts a dropped event of `name`, which will be recorded in its chain.
-    pub(crate) fn dropped(&self, name: &ChainName) {
-        self.of(name).dropped.fetch_add(1, Relaxed);
+    pub(crate) fn count_dropped(&self, name: &ChainName) {
+        self.queue(name).dropped.fetch_add(1, Relaxed);
     }
 
     /// Removes the queues among `names` without slots and waiters.
-    pub(crate) fn forget_idle<'a>(&self, names: impl Iterator<Item = &'a ChainName>) {
+    pub(crate) fn remove_idle<'a>(&self, names: impl Iterator<Item = &'a ChainName>) {
         let mut queues = self.by_chain.lock().unwrap_or_else(PoisonError::into_inner);
         for name in names {
             // Slots and waiters hold a reference to the queue; new ones are created only under this
@@ -100,13 +100,14 @@ impl Queues {
         self.by_chain.lock().unwrap().len()
     }
 
-    fn of(&self, name: &ChainName) -> Arc<Queue> {
+    /// The queue of `name`, which is created if there is none.
+    fn queue(&self, name: &ChainName) -> Arc<Queue> {
         let mut queues = self.by_chain.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = queues.get(name) {
             return Arc::clone(queue);
         }
         let queue = Arc::new(Queue {
-            places: Arc::new(Semaphore::new(QUEUE)),
+            slots: Arc::new(Semaphore::new(QUEUE_CAPACITY)),
             dropped: AtomicU32::new(0),
         });
         queues.insert(name.clone(), Arc::clone(&queue));

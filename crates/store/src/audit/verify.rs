@@ -16,13 +16,13 @@ use policy::id::SandboxId;
 use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
-use super::chain::{ChainHead, ChainName, Digest256, Outline, split_line};
-use super::ledger::{Ledger, RETIRED, digest, unsigned};
+use super::chain::{ChainHead, ChainName, Digest256, RecordHeader, split_line};
+use super::ledger::{Ledger, RETIRED, digest, to_u64};
 use crate::connection;
 use crate::error::StoreError;
-use crate::schema::{self, Flaw};
+use crate::schema::{self, DatabaseOpenError};
 
-/// Records are far shorter; a longer line is not read into memory.
+/// Maximum length of a line that is read into memory, in bytes; records are far shorter.
 const MAX_LINE: u64 = 4 * 1024 * 1024;
 
 /// The result of a verification.
@@ -30,13 +30,13 @@ const MAX_LINE: u64 = 4 * 1024 * 1024;
 pub struct VerifyReport {
     /// Number of records that were checked.
     pub records: u64,
-    /// Number of chains they belong to.
+    /// Number of chains that the records belong to.
     pub chains: u64,
-    /// Number of segment ends and recorded heads they were compared with.
+    /// Number of segment ends and recorded heads that the records were compared with.
     pub checkpoints: u64,
     /// Number of chains whose first records are missing, because they were rotated out or because
-    /// the export started later. The rest was checked all the same. A last line that is still being
-    /// written counts here too.
+    /// the export started later; their remaining records were checked. A last line that is still
+    /// being written is counted as well.
     pub partial: u64,
     /// The first fault.
     pub first_broken: Option<ChainFault>,
@@ -52,7 +52,7 @@ impl VerifyReport {
 /// The first record at which verification failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainFault {
-    /// The number of the record, if the fault is about one.
+    /// The number of the record, if the fault concerns a record.
     pub seq: Option<u64>,
     /// The chain of the record: a sandbox's, or none for the gate's own or for the whole file.
     pub chain: Option<SandboxId>,
@@ -73,7 +73,7 @@ impl std::fmt::Display for ChainFault {
     }
 }
 
-/// What verification found to be wrong.
+/// The kinds of faults that verification finds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainFaultKind {
     /// Body, prev and hash do not match.
@@ -90,7 +90,7 @@ pub enum ChainFaultKind {
     Missing,
     /// The chain of the record has no row.
     #[error("its chain is unknown")]
-    Stray,
+    UnknownChain,
     /// Some numbers have no row and are not counted as rotated.
     #[error("{0} records are missing or too many")]
     Count(u64),
@@ -107,11 +107,13 @@ pub fn verify_blocking(path: &Path) -> Result<VerifyReport, StoreError> {
     if !path.is_file() {
         return Err(StoreError::file(path, "there is no such file"));
     }
-    let conn = connection::connect_evidence(path).map_err(|e| StoreError::file(path, e))?;
+    let conn = connection::connect_for_inspection(path).map_err(|e| StoreError::file(path, e))?;
     match schema::identify(&conn, path, schema::MIGRATIONS) {
         Ok(_) => {}
-        Err(Flaw::Broken(reason)) => return Ok(damaged(VerifyReport::default(), reason)),
-        Err(Flaw::Refused(error)) => return Err(error),
+        Err(DatabaseOpenError::Corrupt(reason)) => {
+            return Ok(damaged(VerifyReport::default(), reason));
+        }
+        Err(DatabaseOpenError::Refused(error)) => return Err(error),
     }
     Ok(verify_connection(&conn))
 }
@@ -121,7 +123,7 @@ pub fn verify_blocking(path: &Path) -> Result<VerifyReport, StoreError> {
 /// newline is not an error, because the file may be written at the moment.
 pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
     let mut reader = reader;
-    let mut scan = Verification::default();
+    let mut verification = Verification::default();
     let mut line = Vec::new();
     let mut number = 0;
     loop {
@@ -136,19 +138,19 @@ pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
         number += 1;
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
         let broken = match split_line(text) {
-            Some((body, prev, hash)) => scan.take(None, &body, prev, hash),
+            Some((body, prev, hash)) => verification.check_record(None, &body, prev, hash),
             None if is_torn(&line) => {
-                scan.report.partial += 1;
+                verification.report.partial += 1;
                 break;
             }
-            None => Err(ChainFault::file(ChainFaultKind::Line(number))),
+            None => Err(ChainFault::in_file(ChainFaultKind::Line(number))),
         };
         if let Err(broken) = broken {
-            scan.report.first_broken = Some(broken);
+            verification.report.first_broken = Some(broken);
             break;
         }
     }
-    Ok(scan.report)
+    Ok(verification.report)
 }
 
 /// Whether `line` is the beginning of a record at the end of a file.
@@ -160,39 +162,41 @@ fn is_torn(line: &[u8]) -> bool {
 
 /// Verifies everything that a connection reads, as one snapshot.
 pub(crate) fn verify_connection(conn: &Connection) -> VerifyReport {
-    let mut scan = Verification::default();
+    let mut verification = Verification::default();
     let outcome = (|| -> Result<(), rusqlite::Error> {
         conn.execute_batch("BEGIN")?;
-        scan.load(conn)?;
-        scan.rows(conn)?;
-        if scan.report.first_broken.is_none() {
-            scan.report.first_broken = scan.end().err();
+        verification.load(conn)?;
+        verification.check_rows(conn)?;
+        if verification.report.first_broken.is_none() {
+            verification.report.first_broken = verification.check_end().err();
         }
-        if scan.lacks_a_record() {
-            scan.find_moved(conn)?;
+        if verification.lacks_a_record() {
+            verification.find_moved(conn)?;
         }
-        if scan.report.first_broken.is_none()
-            && let Some(found) = connection::complaint(conn, "PRAGMA integrity_check(1)")?
+        if verification.report.first_broken.is_none()
+            && let Some(found) =
+                connection::first_integrity_error(conn, "PRAGMA integrity_check(1)")?
         {
-            scan.report.first_broken = Some(ChainFault::file(ChainFaultKind::File(found)));
+            verification.report.first_broken =
+                Some(ChainFault::in_file(ChainFaultKind::File(found)));
         }
         Ok(())
     })();
     match outcome {
-        Ok(()) => scan.report,
+        Ok(()) => verification.report,
         // A fault that was found before the file became unreadable is more exact.
-        Err(_) if scan.report.first_broken.is_some() => scan.report,
-        Err(error) => damaged(scan.report, error.to_string()),
+        Err(_) if verification.report.first_broken.is_some() => verification.report,
+        Err(error) => damaged(verification.report, error.to_string()),
     }
 }
 
 fn damaged(mut report: VerifyReport, reason: String) -> VerifyReport {
-    report.first_broken = Some(ChainFault::file(ChainFaultKind::File(reason)));
+    report.first_broken = Some(ChainFault::in_file(ChainFaultKind::File(reason)));
     report
 }
 
 impl ChainFault {
-    fn file(kind: ChainFaultKind) -> Self {
+    fn in_file(kind: ChainFaultKind) -> Self {
         Self {
             seq: None,
             chain: None,
@@ -200,7 +204,7 @@ impl ChainFault {
         }
     }
 
-    fn at(seq: u64, chain: &ChainName, kind: ChainFaultKind) -> Self {
+    fn in_record(seq: u64, chain: &ChainName, kind: ChainFaultKind) -> Self {
         Self {
             seq: Some(seq),
             chain: chain.clone(),
@@ -215,9 +219,9 @@ struct Verification {
     report: VerifyReport,
     /// The last record of each chain so far.
     last: HashMap<ChainName, (u64, Digest256)>,
-    /// Where the chains start and end; only known for a database.
+    /// The start and end of every chain; only for a database, not for an export.
     ledger: Option<Ledger>,
-    /// The segment ends that are still to come.
+    /// The segment ends that have not been reached yet.
     segments: HashMap<u64, (String, Digest256)>,
     /// Recorded heads whose records are all gone, until a later record states that their chain was
     /// retired.
@@ -231,21 +235,25 @@ impl Verification {
         let mut rows = rows.query([])?;
         while let Some(row) = rows.next()? {
             let end = (row.get(0)?, digest(row, 2)?);
-            self.segments.insert(unsigned(row.get(1)?), end);
+            self.segments.insert(to_u64(row.get(1)?), end);
         }
         Ok(())
     }
 
-    /// Reads every row until one is wrong. Uses no generated column: a body that is not JSON any
-    /// more must be reported, and must not fail the statement.
-    fn rows(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
+    /// Checks every row until a fault is found. Uses no generated column: a body that is no longer
+    /// JSON must be reported, and must not fail the statement.
+    fn check_rows(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
         let mut rows = conn.prepare("SELECT seq, body, prev, hash FROM audit ORDER BY seq")?;
         let mut rows = rows.query([])?;
         while let Some(row) = rows.next()? {
-            let row_seq = unsigned(row.get(0)?);
+            let row_seq = to_u64(row.get(0)?);
             if let Err(broken) = match cells(row)? {
-                Some((body, prev, hash)) => self.take(Some(row_seq), body, prev, hash),
-                None => Err(ChainFault::at(row_seq, &None, ChainFaultKind::Changed)),
+                Some((body, prev, hash)) => self.check_record(Some(row_seq), body, prev, hash),
+                None => Err(ChainFault::in_record(
+                    row_seq,
+                    &None,
+                    ChainFaultKind::Changed,
+                )),
             } {
                 self.report.first_broken = Some(broken);
                 break;
@@ -255,56 +263,55 @@ impl Verification {
     }
 
     /// Checks one record, which has the number `row_seq` if it comes from a table.
-    fn take(
+    fn check_record(
         &mut self,
         row_seq: Option<u64>,
         body: &[u8],
         prev: Digest256,
         hash: Digest256,
     ) -> Result<(), ChainFault> {
-        let outline = Outline::parse(body);
-        let claimed = outline.as_ref().map(|o| o.seq);
-        let chain = outline.as_ref().and_then(|o| o.sandbox.clone());
-        let Some(outline) = outline.filter(|_| Digest256::of(&prev, body) == hash) else {
-            // Its content cannot be trusted, so it is identified by its row.
+        let header = RecordHeader::parse(body);
+        let claimed = header.as_ref().map(|o| o.seq);
+        let chain = header.as_ref().and_then(|o| o.sandbox.clone());
+        let Some(header) = header.filter(|_| Digest256::of_record(&prev, body) == hash) else {
+            // The content of the record cannot be trusted, so the number of its row identifies it.
             return Err(ChainFault {
                 seq: row_seq.or(claimed),
                 chain,
                 kind: ChainFaultKind::Changed,
             });
         };
-        let seq = outline.seq;
+        let seq = header.seq;
         if row_seq.is_some_and(|row_seq| row_seq != seq) {
-            return Err(ChainFault::at(seq, &chain, ChainFaultKind::Moved));
+            return Err(ChainFault::in_record(seq, &chain, ChainFaultKind::Moved));
         }
         match (self.last.get(&chain), &self.ledger) {
             (Some((last_seq, last_hash)), _) => {
                 if prev != *last_hash || seq <= *last_seq {
-                    return Err(ChainFault::at(seq, &chain, ChainFaultKind::Gap));
+                    return Err(ChainFault::in_record(seq, &chain, ChainFaultKind::Gap));
                 }
             }
             (None, Some(ledger)) => {
-                let known = ledger
-                    .chains
-                    .get(&chain)
-                    .ok_or_else(|| ChainFault::at(seq, &chain, ChainFaultKind::Stray))?;
+                let known = ledger.chains.get(&chain).ok_or_else(|| {
+                    ChainFault::in_record(seq, &chain, ChainFaultKind::UnknownChain)
+                })?;
                 if prev != known.base_hash || seq <= known.base_seq {
-                    return Err(ChainFault::at(seq, &chain, ChainFaultKind::Gap));
+                    return Err(ChainFault::in_record(seq, &chain, ChainFaultKind::Gap));
                 }
-                self.begin(&prev);
+                self.count_chain(&prev);
             }
-            (None, None) => self.begin(&prev),
+            (None, None) => self.count_chain(&prev),
         }
-        let is_final = chain.is_none() && outline.event.as_deref() == Some(RETIRED);
-        for head in &outline.heads {
-            self.compare(head)?;
+        let is_final = chain.is_none() && header.event.as_deref() == Some(RETIRED);
+        for head in &header.heads {
+            self.check_head(head)?;
             if is_final {
                 self.retire(head)?;
             }
         }
         if let Some((name, end)) = self.segments.remove(&seq) {
             if name != super::chain::chain_text(&chain) || end != hash {
-                return Err(ChainFault::at(seq, &chain, ChainFaultKind::Missing));
+                return Err(ChainFault::in_record(seq, &chain, ChainFaultKind::Missing));
             }
             self.report.checkpoints += 1;
         }
@@ -313,17 +320,24 @@ impl Verification {
         Ok(())
     }
 
-    fn begin(&mut self, prev: &Digest256) {
+    /// Counts a chain; it is partial if its first records are missing.
+    fn count_chain(&mut self, prev: &Digest256) {
         self.report.chains += 1;
         self.report.partial += u64::from(*prev != Digest256::ZERO);
     }
 
-    /// A recorded head must be the last record of its chain so far, unless it was rotated out, or
-    /// the export starts after it. If the chain is unknown, a later record must state that it was
-    /// retired.
-    fn compare(&mut self, head: &ChainHead) -> Result<(), ChainFault> {
+    /// Checks a recorded head: it must be the last record of its chain so far, unless that record
+    /// was rotated out, or the export starts after it. If the chain is unknown, a later record must
+    /// state that the chain was retired.
+    fn check_head(&mut self, head: &ChainHead) -> Result<(), ChainFault> {
         let chain = SandboxId::parse(&head.chain).ok();
-        let missing = || Err(ChainFault::at(head.seq, &chain, ChainFaultKind::Missing));
+        let missing = || {
+            Err(ChainFault::in_record(
+                head.seq,
+                &chain,
+                ChainFaultKind::Missing,
+            ))
+        };
         self.report.checkpoints += 1;
         if let Some(last) = self.last.get(&chain) {
             return match *last == (head.seq, head.hash) {
@@ -348,25 +362,26 @@ impl Verification {
         }
     }
 
-    /// The chain ended with this head, and its name may start another one.
+    /// Ends a retired chain at its final head. Later records with the same name belong to a new
+    /// chain.
     fn retire(&mut self, head: &ChainHead) -> Result<(), ChainFault> {
         let chain = SandboxId::parse(&head.chain).ok();
         self.last.remove(&chain);
         match self.unexplained.remove(&chain) {
-            Some(stated) if stated != (head.seq, head.hash) && stated.0 >= head.seq => {
-                Err(ChainFault::at(stated.0, &chain, ChainFaultKind::Missing))
-            }
+            Some(stated) if stated != (head.seq, head.hash) && stated.0 >= head.seq => Err(
+                ChainFault::in_record(stated.0, &chain, ChainFaultKind::Missing),
+            ),
             _ => Ok(()),
         }
     }
 
     /// The checks after every row has been read.
-    fn end(&self) -> Result<(), ChainFault> {
+    fn check_end(&self) -> Result<(), ChainFault> {
         let Some(ledger) = &self.ledger else {
             return Ok(());
         };
         if let Some((name, (seq, _))) = self.unexplained.iter().min_by_key(|(_, (seq, _))| *seq) {
-            return Err(ChainFault::at(*seq, name, ChainFaultKind::Missing));
+            return Err(ChainFault::in_record(*seq, name, ChainFaultKind::Missing));
         }
         let mut heads: Vec<_> = ledger.chains.iter().collect();
         heads.sort_by_key(|(_, chain)| chain.head_seq);
@@ -374,7 +389,7 @@ impl Verification {
             let base = (chain.base_seq, chain.base_hash);
             let reached = self.last.get(name).copied().unwrap_or(base);
             if reached != (chain.head_seq, chain.head_hash) {
-                return Err(ChainFault::at(
+                return Err(ChainFault::in_record(
                     chain.head_seq,
                     name,
                     ChainFaultKind::Missing,
@@ -383,12 +398,12 @@ impl Verification {
         }
         if let Some((seq, (name, _))) = self.segments.iter().min_by_key(|(seq, _)| **seq) {
             let chain = SandboxId::parse(name).ok();
-            return Err(ChainFault::at(*seq, &chain, ChainFaultKind::Missing));
+            return Err(ChainFault::in_record(*seq, &chain, ChainFaultKind::Missing));
         }
         let accounted = self.report.records + ledger.absent;
         match ledger.last_seq.abs_diff(accounted) {
             0 => Ok(()),
-            off => Err(ChainFault::file(ChainFaultKind::Count(off))),
+            difference => Err(ChainFault::in_file(ChainFaultKind::Count(difference))),
         }
     }
 
@@ -400,18 +415,20 @@ impl Verification {
         )
     }
 
-    /// A missing record was often given another number: that one is reported.
+    /// Reports a record that is stored under another number than its own: this often explains why a
+    /// record seems to be missing.
     fn find_moved(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
         let mut rows = conn.prepare("SELECT seq, body, prev, hash FROM audit")?;
         let mut rows = rows.query([])?;
         while let Some(row) = rows.next()? {
-            let row_seq = unsigned(row.get(0)?);
+            let row_seq = to_u64(row.get(0)?);
             if let Some((body, prev, hash)) = cells(row)?
-                && Digest256::of(&prev, body) == hash
-                && let Some(outline) = Outline::parse(body)
-                && outline.seq != row_seq
+                && Digest256::of_record(&prev, body) == hash
+                && let Some(header) = RecordHeader::parse(body)
+                && header.seq != row_seq
             {
-                let moved = ChainFault::at(outline.seq, &outline.sandbox, ChainFaultKind::Moved);
+                let moved =
+                    ChainFault::in_record(header.seq, &header.sandbox, ChainFaultKind::Moved);
                 self.report.first_broken = Some(moved);
                 break;
             }

@@ -16,16 +16,16 @@ use crate::registry::{RegistrationOutcome, RegistrySnapshot};
 /// The channel for a command's result.
 pub(crate) type ReplySender<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// Sends the result to the caller, once the outcome of the transaction is known.
+/// Sends the result of a command to its caller after the transaction was committed or failed.
 pub(crate) type CommitCallback = Box<dyn FnOnce(Result<(), StoreError>)>;
 
 /// How a live registration that holds the address of a new one is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LiveHolder {
-    /// It stays, and the new one is refused.
+    /// The holder stays, and the new registration is refused.
     Keep,
-    /// It is removed.
-    End,
+    /// The holder is removed.
+    Remove,
 }
 
 /// A command whose caller waits for the commit.
@@ -77,15 +77,15 @@ impl Durable {
     /// changes it; `before` is the registry before.
     pub(crate) fn apply(
         self,
-        turn: &mut LedgerTransaction<'_>,
+        ledger_tx: &mut LedgerTransaction<'_>,
         before: &RegistrySnapshot,
         changed: &mut Option<RegistrySnapshot>,
-        answers: &mut Vec<CommitCallback>,
+        callbacks: &mut Vec<CommitCallback>,
     ) -> Result<(), rusqlite::Error> {
         let mut rows = Rows { before, changed };
         match self {
             Self::Record { event, now, reply } => {
-                settle(reply, turn.append(&event, now).map(Ok), answers)
+                defer_reply(reply, ledger_tx.append(&event, now).map(Ok), callbacks)
             }
             Self::Register {
                 row,
@@ -94,21 +94,27 @@ impl Durable {
                 now,
                 reply,
             } => {
-                let outcome = register(turn, &mut rows, *row, live_holder, &event, now);
-                settle(reply, outcome, answers)
+                let outcome = register(ledger_tx, &mut rows, *row, live_holder, &event, now);
+                defer_reply(reply, outcome, callbacks)
             }
             Self::Unregister {
                 id,
                 event,
                 now,
                 reply,
-            } => settle(reply, unregister(turn, &mut rows, id, &event, now), answers),
-            Self::Prune { now, reply } => settle(reply, prune(turn, &mut rows, now), answers),
+            } => defer_reply(
+                reply,
+                unregister(ledger_tx, &mut rows, id, &event, now),
+                callbacks,
+            ),
+            Self::Prune { now, reply } => {
+                defer_reply(reply, prune(ledger_tx, &mut rows, now), callbacks)
+            }
         }
     }
 
-    /// The result of a command that was not started.
-    pub(crate) fn unreached(self) -> CommitCallback {
+    /// The callback of a command that was not started.
+    pub(crate) fn fail_unreached(self) -> CommitCallback {
         match self {
             Self::Record { reply, .. } => fail(reply),
             Self::Register { reply, .. } => fail(reply),
@@ -125,17 +131,17 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    fn now(&self) -> &RegistrySnapshot {
+    fn current(&self) -> &RegistrySnapshot {
         self.changed.as_ref().unwrap_or(self.before)
     }
 
-    fn change(&mut self) -> &mut RegistrySnapshot {
+    fn modify(&mut self) -> &mut RegistrySnapshot {
         self.changed.get_or_insert_with(|| self.before.clone())
     }
 }
 
 fn register(
-    turn: &mut LedgerTransaction<'_>,
+    ledger_tx: &mut LedgerTransaction<'_>,
     rows: &mut Rows<'_>,
     mut row: Registration,
     live_holder: LiveHolder,
@@ -143,88 +149,88 @@ fn register(
     now: UnixMillis,
 ) -> Outcome<RegistrationOutcome> {
     row.ip = row.ip.map(canonical_ip);
-    let mut expelled = None;
+    let mut removed_holder = None;
     if let Some(ip) = row.ip
-        && let Some(holder) = rows.now().other_holder(ip, &row.id)
+        && let Some(holder) = rows.current().other_holder(ip, &row.id)
     {
         let (id, is_live) = (holder.id.clone(), holder.is_live(now));
         let event = match (is_live, live_holder) {
             (true, LiveHolder::Keep) => {
                 return Ok(Err(StoreError::IpTaken { ip, holder: id }));
             }
-            (true, LiveHolder::End) => "replaced",
+            (true, LiveHolder::Remove) => "replaced",
             (false, _) => "expired",
         };
-        end(turn, rows, &id, event, now)?;
-        expelled = Some(id);
+        remove_row(ledger_tx, rows, &id, event, now)?;
+        removed_holder = Some(id);
     }
-    put_registration(turn.conn(), &row)?;
-    let seq = turn.append(event, now)?;
-    let replaced = rows.change().insert(Arc::new(row));
+    put_registration(ledger_tx.conn(), &row)?;
+    let seq = ledger_tx.append(event, now)?;
+    let replaced = rows.modify().insert(Arc::new(row));
     Ok(Ok(RegistrationOutcome {
         seq,
         replaced,
-        expelled,
+        removed_holder,
     }))
 }
 
 fn unregister(
-    turn: &mut LedgerTransaction<'_>,
+    ledger_tx: &mut LedgerTransaction<'_>,
     rows: &mut Rows<'_>,
     id: SandboxId,
     event: &AuditEvent,
     now: UnixMillis,
 ) -> Outcome<Arc<Registration>> {
-    if !rows.now().contains(&id) {
+    if !rows.current().contains(&id) {
         return Ok(Err(StoreError::NotFound { id }));
     }
-    delete_registration(turn.conn(), &id)?;
-    turn.append(event, now)?;
-    Ok(rows.change().remove(&id).ok_or(StoreError::NotFound { id }))
+    delete_registration(ledger_tx.conn(), &id)?;
+    ledger_tx.append(event, now)?;
+    Ok(rows.modify().remove(&id).ok_or(StoreError::NotFound { id }))
 }
 
 fn prune(
-    turn: &mut LedgerTransaction<'_>,
+    ledger_tx: &mut LedgerTransaction<'_>,
     rows: &mut Rows<'_>,
     now: UnixMillis,
 ) -> Outcome<Vec<SandboxId>> {
-    let ids = rows.now().expired(now);
+    let ids = rows.current().expired(now);
     for id in &ids {
-        end(turn, rows, id, "expired", now)?;
+        remove_row(ledger_tx, rows, id, "expired", now)?;
     }
     Ok(Ok(ids))
 }
 
-/// Removes a row, with a record of the reason in its own chain.
-fn end(
-    turn: &mut LedgerTransaction<'_>,
+/// Removes a row, with a record of the reason in the chain of its sandbox.
+fn remove_row(
+    ledger_tx: &mut LedgerTransaction<'_>,
     rows: &mut Rows<'_>,
     id: &SandboxId,
     event: &str,
     now: UnixMillis,
 ) -> Result<(), rusqlite::Error> {
-    delete_registration(turn.conn(), id)?;
-    turn.append(&AuditEvent::lifecycle(event, Some(id.clone())), now)?;
-    rows.change().remove(id);
+    delete_registration(ledger_tx.conn(), id)?;
+    ledger_tx.append(&AuditEvent::lifecycle(event, Some(id.clone())), now)?;
+    rows.modify().remove(id);
     Ok(())
 }
 
-/// Keeps the result until after the commit, and passes on a failed statement.
-fn settle<T: 'static>(
+/// Defers the reply until after the commit, and returns the error of a failed statement.
+fn defer_reply<T: 'static>(
     reply: ReplySender<T>,
     outcome: Outcome<T>,
-    answers: &mut Vec<CommitCallback>,
+    callbacks: &mut Vec<CommitCallback>,
 ) -> Result<(), rusqlite::Error> {
     match outcome {
         Ok(outcome) => {
-            answers.push(Box::new(move |committed| {
+            callbacks.push(Box::new(move |committed| {
                 // A caller that has gone away needs no result.
                 let _ = reply.send(committed.and(outcome));
             }));
             Ok(())
         }
         Err(error) => {
-            answers.push(fail(reply));
+            callbacks.push(fail(reply));
             Err(error)
         }
     }

@@ -16,13 +16,13 @@ use crate::error::{StoreError, is_corruption};
 use crate::files::{self, with_suffix};
 use crate::health::State;
 use crate::jsonl::{self, Message};
-use crate::recovery::{self, Marker, Staged};
+use crate::recovery::{self, Marker, StagedDatabase};
 use crate::registry::RegistrySnapshot;
-use crate::schema::Flaw;
+use crate::schema::DatabaseOpenError;
 
-/// The reason when the registry's database has disappeared.
-const GONE: &str = "palisade.db is gone, though this state directory has had one; \
-                    put it back and start again";
+/// The reason if the registry's database has disappeared.
+const DATABASE_MISSING: &str = "palisade.db is missing, but this state directory has had a \
+                                database; put the file back and restart the gate";
 
 /// Opens the database in `dir`, or creates one if there never was any. Returns None, and the last
 /// known number, if the registry is unavailable.
@@ -51,48 +51,48 @@ pub(super) fn open(
     let has_wal = fs::metadata(with_suffix(&path, "-wal")).is_ok_and(|m| m.len() > 0);
     let opened = match fs::symlink_metadata(&path) {
         Ok(_) => files::make_private(&path)
-            .map_err(Flaw::Refused)
+            .map_err(DatabaseOpenError::Refused)
             .and_then(|()| Database::open(&path)),
-        // A WAL alone is left if its database file is lost.
-        Err(_) if has_wal => Err(Flaw::Broken(
+        // Only the WAL is left: the database file was lost.
+        Err(_) if has_wal => Err(DatabaseOpenError::Corrupt(
             "its file is missing, but its WAL exists".to_owned(),
         )),
-        // Nothing is written: if the file is put back, everything is as before.
+        // Nothing is written, so that putting the file back restores the registry.
         Err(_) if recovery::was_used(dir) => {
-            tracing::error!(reason = GONE, "the registry is unavailable");
-            state.publish(RegistrySnapshot::unavailable(GONE));
+            tracing::error!(reason = DATABASE_MISSING, "the registry is unavailable");
+            state.publish(RegistrySnapshot::unavailable(DATABASE_MISSING));
             return Ok((None, known_seq()));
         }
-        Err(_) => make(dir, now)
-            .map_err(Flaw::Refused)
+        Err(_) => create_first(dir, now)
+            .map_err(DatabaseOpenError::Refused)
             .and_then(|()| Database::open(&path)),
     };
     match opened {
         Ok((db, snapshot)) => {
-            recovery::bear_witness(dir)?;
+            recovery::write_created_marker(dir)?;
             state.publish(snapshot);
             state.committed.send_replace(db.ledger.last_seq);
             let last_seq = db.ledger.last_seq;
             Ok((Some(db), last_seq))
         }
-        Err(Flaw::Broken(found)) => {
+        Err(DatabaseOpenError::Corrupt(found)) => {
             let last_seq = known_seq();
-            let reason = recovery::set_aside_broken(dir, &found, last_seq, now);
+            let reason = recovery::move_corrupt_aside(dir, &found, last_seq, now);
             state.publish(RegistrySnapshot::unavailable(&reason));
             Ok((None, last_seq))
         }
-        Err(Flaw::Refused(error)) => Err(error),
+        Err(DatabaseOpenError::Refused(error)) => Err(error),
     }
 }
 
 /// Creates the first database under another name and renames it, so that a file of the final name
 /// is always complete.
-fn make(dir: &Path, now: UnixMillis) -> Result<(), StoreError> {
+fn create_first(dir: &Path, now: UnixMillis) -> Result<(), StoreError> {
     let staged = recovery::stage_empty_blocking(dir, now)?;
-    put(&staged, &dir.join(DATABASE))
+    move_into_place(&staged, &dir.join(DATABASE))
 }
 
-fn put(staged: &Staged, path: &Path) -> Result<(), StoreError> {
+fn move_into_place(staged: &StagedDatabase, path: &Path) -> Result<(), StoreError> {
     fs::rename(&staged.path, path).map_err(|e| StoreError::file(path, e))?;
     files::sync_parent(path)
 }
@@ -101,21 +101,24 @@ fn put(staged: &Staged, path: &Path) -> Result<(), StoreError> {
 /// a corrupt file fail the transaction; a row that cannot be removed for another reason must not
 /// prevent other records from being written.
 pub(super) fn rotate(
-    turn: &mut LedgerTransaction<'_>,
+    ledger_tx: &mut LedgerTransaction<'_>,
 ) -> Result<Result<(), rusqlite::Error>, rusqlite::Error> {
-    turn.conn().execute_batch("SAVEPOINT rotation")?;
-    match turn.rotate_one() {
-        Ok(()) => turn.conn().execute_batch("RELEASE rotation").map(Ok),
-        Err(error) if is_about_the_disk(&error) => Err(error),
+    ledger_tx.conn().execute_batch("SAVEPOINT rotation")?;
+    match ledger_tx.rotate_one() {
+        Ok(()) => ledger_tx.conn().execute_batch("RELEASE rotation").map(Ok),
+        Err(error) if is_fatal(&error) => Err(error),
         Err(error) => {
-            turn.conn()
+            ledger_tx
+                .conn()
                 .execute_batch("ROLLBACK TO rotation; RELEASE rotation")?;
             Ok(Err(error))
         }
     }
 }
 
-fn is_about_the_disk(error: &rusqlite::Error) -> bool {
+/// Whether the whole transaction must fail: the disk or the file is damaged, or memory is
+/// exhausted.
+fn is_fatal(error: &rusqlite::Error) -> bool {
     is_corruption(error)
         || matches!(
             error.sqlite_error_code(),
@@ -128,7 +131,7 @@ fn is_about_the_disk(error: &rusqlite::Error) -> bool {
 }
 
 impl Writer {
-    /// Handles the commands other than writes.
+    /// Handles commands that are not writes.
     pub(super) fn control(&mut self, command: Command) {
         match command {
             Command::Flush(reply) => {
@@ -137,7 +140,7 @@ impl Writer {
             }
             Command::Options(options) => {
                 self.rotation_failed = false;
-                self.state.trouble(|t| t.rotation = None);
+                self.state.update_failures(|t| t.rotation = None);
                 self.jsonl.send(Message::Options(options.jsonl.clone()));
                 self.state.options.store(options.into());
             }
@@ -150,7 +153,7 @@ impl Writer {
                 self.last_ts = self.last_ts.max(now);
                 let _ = reply.send(self.swap(&staged, &event, now));
             }
-            Command::Broken(found) => self.confirm_damage(&found),
+            Command::CorruptionFound(found) => self.check_reported_corruption(&found),
             #[cfg(test)]
             Command::Test(act) => act(self),
             // Handled where batches are collected.
@@ -158,7 +161,7 @@ impl Writer {
         }
     }
 
-    /// Retries the pending entries once, whether or not the pause is over.
+    /// Writes the pending entries now, even if the pause before the next retry is not over.
     fn write_pending(&mut self, closing: bool) {
         if closing || !self.pending.is_empty() {
             if let Some((at, _)) = &mut self.retry {
@@ -174,14 +177,14 @@ impl Writer {
             0 => Ok(()),
             left => Err(StoreError::Write {
                 reason: self.state.health().error.unwrap_or_default()
-                    + &format!("; {left} audit records still wait"),
+                    + &format!("; {left} audit records are not written yet"),
                 full: false,
             }),
         }
     }
 
     /// Flushes and stops all threads.
-    pub(super) fn end(&mut self) -> Result<(), StoreError> {
+    pub(super) fn shut_down(&mut self) -> Result<(), StoreError> {
         self.write_pending(true);
         let outcome = match self.pending.is_empty() {
             true => Ok(()),
@@ -196,27 +199,27 @@ impl Writer {
         outcome
     }
 
-    /// Checks for the corruption that a reader reported: it may have been in a database that has
-    /// been replaced since. Uses a separate connection, because the writer's has cached pages from
+    /// Checks whether the database has the corruption that a reader reported: the reader may have
+    /// read a database that has been replaced since. Uses a separate connection, because the writer's has cached pages from
     /// before the corruption.
-    fn confirm_damage(&mut self, found: &str) {
+    fn check_reported_corruption(&mut self, found: &str) {
         if self.db.is_none() {
             return;
         }
         let checked = connection::connect_read_only(&self.dir.join(DATABASE))
-            .and_then(|conn| connection::complaint(&conn, "PRAGMA quick_check(1)"));
+            .and_then(|conn| connection::first_integrity_error(&conn, "PRAGMA quick_check(1)"));
         match checked {
             Ok(None) => {
                 tracing::warn!(found, "corruption report not confirmed by integrity check");
             }
-            Ok(Some(complaint)) => drop(self.give_up(&complaint)),
-            Err(error) if is_corruption(&error) => drop(self.give_up(&error.to_string())),
+            Ok(Some(corruption)) => drop(self.abandon_database(&corruption)),
+            Err(error) if is_corruption(&error) => drop(self.abandon_database(&error.to_string())),
             Err(error) => tracing::warn!(%error, "checking the database failed"),
         }
     }
 
     /// Moves a corrupt database aside and refuses everything from now on.
-    pub(super) fn give_up(&mut self, found: &str) -> StoreError {
+    pub(super) fn abandon_database(&mut self, found: &str) -> StoreError {
         if let Some(db) = self.db.take() {
             // Another process may have written, and used more numbers.
             let stored = recovery::highest_seq(&db.conn).unwrap_or_default();
@@ -226,7 +229,7 @@ impl Writer {
                 .conn
                 .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
         }
-        let reason = recovery::set_aside_broken(&self.dir, found, self.known_seq, self.last_ts);
+        let reason = recovery::move_corrupt_aside(&self.dir, found, self.known_seq, self.last_ts);
         self.state.publish(RegistrySnapshot::unavailable(&reason));
         self.retry = None;
         self.lose_pending();
@@ -237,7 +240,7 @@ impl Writer {
     /// stays as it was.
     fn swap(
         &mut self,
-        staged: &Staged,
+        staged: &StagedDatabase,
         event: &AuditEvent,
         now: UnixMillis,
     ) -> Result<(), StoreError> {
@@ -257,13 +260,13 @@ impl Writer {
         let path = self.dir.join(DATABASE);
         let aside = files::free_name(&recovery::aside_name(&self.dir, "replaced", now));
         let max_bytes = self.state.options.load().max_bytes;
-        let placed = recovery::move_database(&path, &aside)
-            .and_then(|()| put(staged, &path))
-            .and_then(|()| adopt(&path, last_seq, event, now, max_bytes))
-            .and_then(|adopted| Marker::remove(&self.dir).map(|()| adopted));
-        match placed {
+        let replaced = recovery::move_database(&path, &aside)
+            .and_then(|()| move_into_place(staged, &path))
+            .and_then(|()| open_replacement(&path, last_seq, event, now, max_bytes))
+            .and_then(|replacement| Marker::remove(&self.dir).map(|()| replacement));
+        match replaced {
             Ok((db, snapshot)) => {
-                self.take_over(db, snapshot);
+                self.use_database(db, snapshot);
                 tracing::warn!(aside = %aside.display(), "replaced the database; the old one was moved aside");
                 Ok(())
             }
@@ -274,10 +277,11 @@ impl Writer {
         }
     }
 
-    fn take_over(&mut self, db: Database, snapshot: RegistrySnapshot) {
+    fn use_database(&mut self, db: Database, snapshot: RegistrySnapshot) {
         self.state.publish(snapshot);
         self.state.committed.send_replace(db.ledger.last_seq);
-        self.state.trouble(|t| (t.audit, t.rotation) = (None, None));
+        self.state
+            .update_failures(|t| (t.audit, t.rotation) = (None, None));
         self.retry = None;
         self.rotation_failed = false;
         self.db = Some(db);
@@ -288,7 +292,7 @@ impl Writer {
         let path = self.dir.join(DATABASE);
         if aside.exists() {
             for end in ["", "-wal", "-shm"] {
-                // This is only a copy of the staged database.
+                // The file is only a copy of the staged database.
                 let _ = fs::remove_file(with_suffix(&path, end));
             }
             if let Err(error) = recovery::move_database(aside, &path) {
@@ -301,18 +305,18 @@ impl Writer {
             })),
             None if !path.exists() => Marker::remove(&self.dir).and_then(|()| {
                 Err(StoreError::Unavailable {
-                    reason: GONE.to_owned(),
+                    reason: DATABASE_MISSING.to_owned(),
                 })
             }),
             None => Database::open(&path)
                 .map_err(|flaw| match flaw {
-                    Flaw::Broken(reason) => StoreError::Unavailable { reason },
-                    Flaw::Refused(error) => error,
+                    DatabaseOpenError::Corrupt(reason) => StoreError::Unavailable { reason },
+                    DatabaseOpenError::Refused(error) => error,
                 })
                 .and_then(|opened| Marker::remove(&self.dir).map(|()| opened)),
         };
         match opened {
-            Ok((db, snapshot)) => self.take_over(db, snapshot),
+            Ok((db, snapshot)) => self.use_database(db, snapshot),
             Err(error) => {
                 let reason = match error {
                     StoreError::Unavailable { reason } => reason,
@@ -324,8 +328,8 @@ impl Writer {
     }
 }
 
-/// Opens a database that was just put in place and records that it was.
-fn adopt(
+/// Opens a database that was just put in place, and records the replacement.
+fn open_replacement(
     path: &Path,
     last_seq: u64,
     event: &AuditEvent,
@@ -333,12 +337,12 @@ fn adopt(
     max_bytes: u64,
 ) -> Result<(Database, RegistrySnapshot), StoreError> {
     let (mut db, snapshot) = Database::open(path).map_err(|flaw| match flaw {
-        Flaw::Broken(reason) => StoreError::unfit(path, reason),
-        Flaw::Refused(error) => error,
+        DatabaseOpenError::Corrupt(reason) => StoreError::invalid_backup(path, reason),
+        DatabaseOpenError::Refused(error) => error,
     })?;
-    db.transact(max_bytes, |turn| {
-        turn.skip_to(last_seq);
-        turn.append(event, now)
+    db.transact(max_bytes, |ledger_tx| {
+        ledger_tx.skip_to(last_seq);
+        ledger_tx.append(event, now)
     })
     .map_err(|e| StoreError::write(&e))?;
     Ok((db, snapshot))

@@ -12,7 +12,7 @@ use super::*;
 use crate::Store;
 use crate::audit::FullQueuePolicy;
 use crate::audit::query::AuditFilter;
-use crate::audit::queue::QUEUE;
+use crate::audit::queue::QUEUE_CAPACITY;
 use crate::audit_log::QueueOutcome;
 use crate::registry::RegistryLookup;
 
@@ -57,18 +57,18 @@ fn row(name: &str) -> Registration {
 }
 
 /// Blocks the writer until the sender is dropped.
-fn hold(store: &Store) -> mpsc::Sender<()> {
-    let (release, held) = mpsc::channel::<()>();
-    let (here, arrived) = mpsc::channel();
-    on_writer(store, move |_| {
-        here.send(()).unwrap();
-        let _ = held.recv();
+fn block_writer(store: &Store) -> mpsc::Sender<()> {
+    let (release, released) = mpsc::channel::<()>();
+    let (blocked_sender, blocked) = mpsc::channel();
+    run_on_writer(store, move |_| {
+        blocked_sender.send(()).unwrap();
+        let _ = released.recv();
     });
-    arrived.recv().unwrap();
+    blocked.recv().unwrap();
     release
 }
 
-fn on_writer(store: &Store, act: impl FnOnce(&mut Writer) + Send + 'static) {
+fn run_on_writer(store: &Store, act: impl FnOnce(&mut Writer) + Send + 'static) {
     store.link.send(Command::Test(Box::new(act))).unwrap();
 }
 
@@ -87,17 +87,17 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
-    let release = hold(&store);
-    for n in 0..QUEUE {
+    let release = block_writer(&store);
+    for n in 0..QUEUE_CAPACITY {
         log.record(request("flood", n), at(1)).await.unwrap();
     }
-    assert_eq!(store.health().queued, QUEUE);
+    assert_eq!(store.health().queued, QUEUE_CAPACITY);
     let mut late = tokio::spawn({
         let log = log.clone();
-        async move { log.record(request("flood", QUEUE), at(1)).await }
+        async move { log.record(request("flood", QUEUE_CAPACITY), at(1)).await }
     });
     let waited = tokio::time::timeout(Duration::from_millis(30), &mut late).await;
-    assert!(waited.is_err(), "the flooder did not wait");
+    assert!(waited.is_err(), "the full queue did not block");
     // Another sandbox is not affected.
     log.record(request("calm", 0), at(1)).await.unwrap();
 
@@ -105,10 +105,10 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
     assert_eq!(late.await.unwrap(), Ok(QueueOutcome::Queued));
     log.flush().await.unwrap();
     let total: u32 = events_of(&store, "flood").iter().map(|e| e.count).sum();
-    assert_eq!(usize::try_from(total).unwrap(), QUEUE + 1);
+    assert_eq!(usize::try_from(total).unwrap(), QUEUE_CAPACITY + 1);
     assert_eq!(events_of(&store, "calm").len(), 1);
     assert_eq!(store.health().queued, 0);
-    // No caller waits any more, so no queue is left.
+    // No caller waits, so every queue was removed.
     assert_eq!(store.link.state.queues.len(), 0);
 }
 
@@ -116,19 +116,19 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
 async fn full_batch_is_written_without_waiting() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
-    // Longer than the test runs, so that waiting for it would time out.
-    on_writer(&store, |writer| writer.linger = Duration::from_secs(3600));
+    // The pause is longer than the timeout of the test.
+    run_on_writer(&store, |writer| writer.linger = Duration::from_secs(3600));
     let log = store.audit();
     let flood = async {
-        for n in 0..4 * QUEUE {
+        for n in 0..4 * QUEUE_CAPACITY {
             log.record(request("flood", n), at(1)).await.unwrap();
         }
     };
     let taken = tokio::time::timeout(Duration::from_secs(60), flood).await;
-    assert!(taken.is_ok(), "the flooder waited for company");
+    assert!(taken.is_ok(), "the full batch was not written");
     log.flush().await.unwrap();
     let total: u32 = events_of(&store, "flood").iter().map(|e| e.count).sum();
-    assert_eq!(usize::try_from(total).unwrap(), 4 * QUEUE);
+    assert_eq!(usize::try_from(total).unwrap(), 4 * QUEUE_CAPACITY);
 }
 
 #[tokio::test]
@@ -136,21 +136,25 @@ async fn returned_event_that_is_written_later_is_not_counted_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
-    let release = hold(&store);
-    for n in 0..QUEUE {
+    let release = block_writer(&store);
+    for n in 0..QUEUE_CAPACITY {
         let event = Box::new(request("flood", n));
         assert_eq!(log.try_record(event, at(1)), Ok(QueueOutcome::Queued));
     }
-    let late = log.try_record(Box::new(request("flood", QUEUE)), at(1));
+    let late = log.try_record(Box::new(request("flood", QUEUE_CAPACITY)), at(1));
     let late = late.unwrap_err();
     drop(release);
     log.record(*late, at(1)).await.unwrap();
     log.flush().await.unwrap();
     let events = events_of(&store, "flood");
-    let said = events.iter().filter(|event| event.event.is_some());
-    assert_eq!(said.count(), 0, "the chain speaks of something else");
+    let lifecycle_events = events.iter().filter(|event| event.event.is_some());
+    assert_eq!(
+        lifecycle_events.count(),
+        0,
+        "an event was counted as dropped"
+    );
     let total: u32 = events.iter().map(|event| event.count).sum();
-    assert_eq!(usize::try_from(total).unwrap(), QUEUE + 1);
+    assert_eq!(usize::try_from(total).unwrap(), QUEUE_CAPACITY + 1);
 }
 
 #[tokio::test]
@@ -158,9 +162,9 @@ async fn full_queue_drops_events_and_records_their_number() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Drop);
     let log = store.audit();
-    let release = hold(&store);
-    for n in 0..QUEUE + 7 {
-        let expect = match n < QUEUE {
+    let release = block_writer(&store);
+    for n in 0..QUEUE_CAPACITY + 7 {
+        let expect = match n < QUEUE_CAPACITY {
             true => QueueOutcome::Queued,
             false => QueueOutcome::Dropped,
         };
@@ -191,7 +195,7 @@ async fn full_disk_fails_waiting_callers_and_keeps_queued_events() {
         .register(row("before"), AuditEvent::new(Kind::Lifecycle), at(1))
         .await
         .unwrap();
-    on_writer(&store, |writer| {
+    run_on_writer(&store, |writer| {
         let conn = &writer.db.as_ref().unwrap().conn;
         let pages: i64 = conn
             .query_row("PRAGMA page_count", [], |r| r.get(0))
@@ -231,7 +235,7 @@ async fn full_disk_fails_waiting_callers_and_keeps_queued_events() {
     // Committed records can still be read and verified.
     assert!(log.verify_blocking().unwrap().is_intact());
 
-    on_writer(&store, |writer| {
+    run_on_writer(&store, |writer| {
         let conn = &writer.db.as_ref().unwrap().conn;
         conn.query_row("PRAGMA max_page_count = 1000000", [], |_| Ok(()))
             .unwrap();
@@ -252,7 +256,7 @@ async fn full_disk_fails_waiting_callers_and_keeps_queued_events() {
 async fn failure_without_new_events_recovers() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
-    on_writer(&store, |writer| {
+    run_on_writer(&store, |writer| {
         let conn = &writer.db.as_ref().unwrap().conn;
         conn.execute_batch("PRAGMA query_only = true").unwrap();
     });
@@ -264,11 +268,11 @@ async fn failure_without_new_events_recovers() {
     assert!(!store.health().audit_writing);
     let mut newest = store.audit().follow();
     newest.mark_unchanged();
-    on_writer(&store, |writer| {
+    run_on_writer(&store, |writer| {
         let conn = &writer.db.as_ref().unwrap().conn;
         conn.execute_batch("PRAGMA query_only = false").unwrap();
     });
-    // The probe commits nothing new, and still notifies followers.
+    // The retry writes no record, but notifies followers.
     newest.changed().await.unwrap();
     assert!(store.health().audit_writing);
 }
@@ -277,7 +281,7 @@ async fn failure_without_new_events_recovers() {
 async fn traffic_events_alone_wait_for_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
-    let release = hold(&store);
+    let release = block_writer(&store);
     for n in 0..40 {
         store.audit().record(request("a", n), at(1)).await.unwrap();
     }

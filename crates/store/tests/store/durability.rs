@@ -1,4 +1,4 @@
-//! What is on disk after a kill at any moment.
+//! The content on disk after a kill at any moment.
 
 use std::fs::OpenOptions;
 

@@ -55,7 +55,7 @@ pub(crate) fn request(name: &str, host: &str) -> AuditEvent {
     event
 }
 
-/// The files on disk as a kill at this moment would leave them.
+/// A copy of the files on disk, as a kill at this moment would leave them.
 pub(crate) fn copy_dir(dir: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -77,7 +77,7 @@ pub(crate) fn tamper(dir: &Path) -> Connection {
     Connection::open(database(dir)).unwrap()
 }
 
-/// The names in a directory that start with a prefix.
+/// The file names in a directory that start with `start`, sorted.
 pub(crate) fn names(dir: &Path, start: &str) -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(dir)
         .unwrap()

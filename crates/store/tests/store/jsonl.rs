@@ -24,10 +24,10 @@ async fn write(store: &Store, count: usize) {
         store.audit().record(event, at(1)).await.unwrap();
     }
     store.audit().flush().await.unwrap();
-    caught_up(store).await;
+    wait_until_exported(store).await;
 }
 
-async fn caught_up(store: &Store) {
+async fn wait_until_exported(store: &Store) {
     let newest = *store.audit().follow().borrow();
     let mut exported = store.audit().follow_jsonl();
     exported.wait_for(|seq| *seq >= newest).await.unwrap();
@@ -46,7 +46,7 @@ fn setup() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[tokio::test]
-async fn every_record_becomes_a_line_also_those_from_before() {
+async fn every_record_becomes_a_line_including_earlier_records() {
     let (dir, path) = setup();
     let store = open_with(dir.path(), AuditOptions::default());
     store
@@ -58,7 +58,7 @@ async fn every_record_becomes_a_line_also_those_from_before() {
     write(&store, 700).await;
     assert_eq!(records(&path), 701);
     store.close().await.unwrap();
-    assert_eq!(records(&path), 702, "and the checkpoint of closing");
+    assert_eq!(records(&path), 702, "with the checkpoint record of closing");
 
     // While no JSONL file was configured, records were written to the database.
     let store = open_with(dir.path(), AuditOptions::default());
@@ -69,7 +69,7 @@ async fn every_record_becomes_a_line_also_those_from_before() {
         .unwrap();
     store.close().await.unwrap();
     let store = open_with(dir.path(), options(&path));
-    caught_up(&store).await;
+    wait_until_exported(&store).await;
     assert_eq!(records(&path), 704);
     assert!(store.health().jsonl_writing);
 }
@@ -84,13 +84,13 @@ async fn incomplete_line_is_truncated_and_written_again() {
     for cut in [1, 40, 300, whole.len() - 5, whole.len()] {
         fs::write(&path, &whole[..whole.len() - cut]).unwrap();
         let store = open_with(dir.path(), options(&path));
-        caught_up(&store).await;
+        wait_until_exported(&store).await;
         drop(store);
         assert_eq!(fs::read(&path).unwrap(), whole, "{cut} bytes lost");
     }
 }
 
-async fn refused(store: &Store) -> String {
+async fn wait_until_refused(store: &Store) -> String {
     let wait = async {
         while store.health().jsonl_writing {
             tokio::task::yield_now().await;
@@ -115,7 +115,7 @@ async fn foreign_file_is_refused_and_not_changed() {
         let store = open_with(dir.path(), options(&path));
         let event = AuditEvent::new(Kind::Dns);
         store.audit().record_durable(event, at(1)).await.unwrap();
-        let error = refused(&store).await;
+        let error = wait_until_refused(&store).await;
         assert!(error.contains("not an audit log"), "{error}");
         drop(store);
         assert_eq!(fs::read(&path).unwrap(), foreign);
@@ -144,7 +144,7 @@ async fn the_stores_own_files_are_never_written_to_as_jsonl() {
         fs::write(dir.path().join("lock"), "").unwrap();
         let before = names(dir.path(), "");
         let store = open_with(dir.path(), options(&dir.path().join(name)));
-        let error = refused(&store).await;
+        let error = wait_until_refused(&store).await;
         assert!(error.contains("of the store itself"), "{name}: {error}");
         store
             .audit()
@@ -155,19 +155,19 @@ async fn the_stores_own_files_are_never_written_to_as_jsonl() {
         store.close().await.unwrap();
         assert_eq!(names(dir.path(), ""), before, "{name}");
 
-        // Under another name they are refused too.
+        // The files are also refused under another name.
         let alias = dir.path().join("alias");
         if dir.path().join(name).exists() {
             std::os::unix::fs::symlink(dir.path().join(name), &alias).unwrap();
             let store = open_with(dir.path(), options(&alias));
-            let error = refused(&store).await;
+            let error = wait_until_refused(&store).await;
             assert!(error.contains("of the store itself"), "{name}: {error}");
         }
     }
 }
 
 #[tokio::test]
-async fn lines_of_another_database_are_rotated_away() {
+async fn file_of_another_database_is_rotated() {
     let (dir, path) = setup();
     let store = open_with(dir.path(), options(&path));
     write(&store, 3).await;
@@ -186,8 +186,8 @@ async fn empty_file_continues_after_the_rotated_one() {
     let store = open_with(dir.path(), options(&path));
     write(&store, 5).await;
     store.close().await.unwrap();
-    // A power failure after renaming: before the new file, before its first line, and in the middle
-    // of it.
+    // A power failure after the file was renamed: before the new file is created, before its first
+    // line, and in the middle of that line.
     fs::rename(&path, &first).unwrap();
     let mut all = fs::read(&first).unwrap();
     for torn in [None, Some(0), Some(30)] {
@@ -206,7 +206,7 @@ async fn empty_file_continues_after_the_rotated_one() {
             fs::write(&path, &later[..length]).unwrap();
         }
         let store = open_with(dir.path(), options(&path));
-        caught_up(&store).await;
+        wait_until_exported(&store).await;
         drop(store);
         assert!(fs::read(&path).unwrap().starts_with(&later), "{torn:?}");
     }
@@ -218,7 +218,7 @@ async fn empty_file_continues_after_the_rotated_one() {
     fs::write(&first, "dear diary\n").unwrap();
     fs::write(&path, "").unwrap();
     let store = open_with(dir.path(), options(&path));
-    caught_up(&store).await;
+    wait_until_exported(&store).await;
     drop(store);
     assert_eq!(fs::read(&path).unwrap(), all);
     assert_eq!(fs::read_to_string(&first).unwrap(), "dear diary\n");
@@ -251,7 +251,7 @@ async fn removed_file_is_replaced_at_run_time() {
         .record_durable(registered("a"), at(1))
         .await
         .unwrap();
-    let error = refused(&store).await;
+    let error = wait_until_refused(&store).await;
     assert!(error.contains("not an audit log"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "dear diary\n");
 }
@@ -304,7 +304,7 @@ async fn unwritable_file_shows_in_health_and_delays_nothing() {
     assert!(store.stats().jsonl_errors > 0);
     // The write is retried without a new record.
     fs::remove_dir(&path).unwrap();
-    caught_up(&store).await;
+    wait_until_exported(&store).await;
     assert_eq!(records(&path), 10);
     while !store.health().jsonl_writing {
         tokio::task::yield_now().await;
@@ -382,7 +382,7 @@ async fn reset_and_restore_start_a_new_file_that_verifies() {
     assert_eq!(
         records(&path),
         8,
-        "what the backup holds, and what came since"
+        "the records of the backup, and later records"
     );
     store.close().await.unwrap();
 

@@ -381,7 +381,7 @@ async fn chains_of_removed_sandboxes_are_retired_with_a_record() {
         .unwrap();
     for n in 0..4000 {
         let mut event = request(&format!("s{n}"), "h");
-        // The largest chains are removed first: here, the oldest.
+        // The largest chains are removed first; here the oldest chains are the largest.
         event.path = Some("x".repeat(1000 - n / 4));
         log.record(event, at(1)).await.unwrap();
     }

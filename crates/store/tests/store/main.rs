@@ -2,7 +2,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "the lints spare test functions, not what they share"
+    reason = "clippy allows unwrap only in test functions, not in their helpers"
 )]
 
 mod durability;

@@ -109,13 +109,13 @@ fn breakages() -> Vec<(&'static str, Damage)> {
             let bytes = std::fs::read(p).unwrap();
             std::fs::write(p, &bytes[..4096]).unwrap();
         }),
-        ("a row that is no row", |p| {
+        ("an invalid row", |p| {
             tamper_sql(p, "UPDATE registrations SET body = '{}'");
         }),
-        ("a row about another", |p| {
+        ("a row with another id", |p| {
             tamper_sql(p, "UPDATE registrations SET id = 'b'");
         }),
-        ("a table is gone", |p| {
+        ("a missing table", |p| {
             tamper_sql(p, "DROP TABLE registrations");
         }),
         ("only the WAL is left", |p| {
@@ -353,7 +353,7 @@ async fn invalid_backup_changes_nothing() {
         ("tampered", |p| {
             tamper_sql(p, "DELETE FROM audit WHERE seq = 1");
         }),
-        ("senseless", |p| {
+        ("invalid row", |p| {
             tamper_sql(p, "UPDATE registrations SET body = '{}'");
         }),
     ];
@@ -376,7 +376,7 @@ async fn invalid_backup_changes_nothing() {
     for path in candidates.into_iter().chain([own]) {
         let answer = store.restore(path.clone(), at(2)).await;
         assert!(
-            matches!(answer, Err(StoreError::Unfit { .. })),
+            matches!(answer, Err(StoreError::InvalidBackup { .. })),
             "{path:?}: {answer:?}"
         );
         assert!(matches!(
@@ -475,19 +475,19 @@ async fn corrupt_file_is_not_moved_without_a_marker() {
     one_row(dir.path()).await;
     std::fs::write(database(dir.path()), b"broken").unwrap();
     // As with a full disk: the marker's temporary file cannot be written.
-    let obstacle = dir.path().join(".registry.unavailable.new");
-    std::fs::create_dir(&obstacle).unwrap();
+    let blocking_directory = dir.path().join(".registry.unavailable.new");
+    std::fs::create_dir(&blocking_directory).unwrap();
     for _ in 0..2 {
         let store = open(dir.path());
         assert_unavailable(&store).await;
         let error = store.health().error.unwrap();
-        assert!(error.contains("left where it is"), "{error}");
+        assert!(error.contains("could not be moved aside"), "{error}");
         drop(store);
         assert_eq!(std::fs::read(database(dir.path())).unwrap(), b"broken");
         assert!(!dir.path().join(MARKER).exists());
     }
     // Once the marker can be written, the corrupt file is found again, and never an empty registry.
-    std::fs::remove_dir(&obstacle).unwrap();
+    std::fs::remove_dir(&blocking_directory).unwrap();
     let store = open(dir.path());
     assert_unavailable(&store).await;
     assert!(dir.path().join(MARKER).exists());
@@ -499,11 +499,14 @@ async fn corrupt_file_is_not_moved_without_a_marker() {
 async fn deleted_database_is_not_an_empty_registry() {
     let gone: [(&str, Damage); 3] = [
         ("deleted", |p| std::fs::remove_file(p).unwrap()),
-        ("deleted with its witness, an older one set aside", |p| {
-            std::fs::rename(p, p.with_file_name("palisade.db.corrupt-x")).unwrap();
-            std::fs::remove_file(p.with_file_name("registry.made")).unwrap();
-        }),
-        ("replaced once, then deleted with its witness", |p| {
+        (
+            "deleted with the created marker, a corrupt database moved aside",
+            |p| {
+                std::fs::rename(p, p.with_file_name("palisade.db.corrupt-x")).unwrap();
+                std::fs::remove_file(p.with_file_name("registry.made")).unwrap();
+            },
+        ),
+        ("replaced once, then deleted with the created marker", |p| {
             std::fs::rename(p, p.with_file_name("palisade.db.replaced-x")).unwrap();
             std::fs::remove_file(p.with_file_name("registry.made")).unwrap();
         }),
@@ -518,14 +521,14 @@ async fn deleted_database_is_not_an_empty_registry() {
             let store = open(dir.path());
             assert_unavailable(&store).await;
             let error = store.health().error.unwrap();
-            assert!(error.contains("palisade.db is gone"), "{what}: {error}");
+            assert!(error.contains("palisade.db is missing"), "{what}: {error}");
         }
         // Putting the file back recovers the registry.
         std::fs::copy(&kept, database(dir.path())).unwrap();
         let store = open(dir.path());
         assert_eq!(store.registry().len(), 1, "{what}");
         drop(store);
-        // So do the two commands.
+        // A restore and a reset recover the registry, too.
         std::fs::remove_file(database(dir.path())).unwrap();
         let store = open(dir.path());
         store.restore(kept.clone(), at(9)).await.unwrap();
@@ -630,16 +633,16 @@ async fn numbers_are_not_reused_after_corruption_at_start() {
         &database(dir.path()),
         "UPDATE registrations SET body = '{}'",
     );
-    // One row, the checkpoint of closing, the reset.
+    // The records 1 to 3: the registration, the checkpoint at closing, the reset.
     assert_eq!(next(dir.path().to_owned()).await, 4);
 
-    // The ledger was set back; the records were not.
+    // The ledger has an old number; the records have newer numbers.
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     tamper_sql(&database(dir.path()), "UPDATE ledger SET last_seq = 1");
     assert_eq!(next(dir.path().to_owned()).await, 4);
 
-    // Nothing can be read: numbers continue far ahead, and the next time further still.
+    // Nothing can be read: numbers continue far ahead, and even further after the next corruption.
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     std::fs::write(database(dir.path()), b"broken").unwrap();
@@ -657,7 +660,7 @@ async fn numbers_are_not_reused_after_corruption_at_start() {
     assert!(second.unwrap() > first);
     drop(later);
 
-    // A marker without numbers, or with invalid ones.
+    // A marker without a number, or with an invalid number.
     for marker in [
         "a note",
         r#"{"reason":"x","last_seq":18446744073709551615}"#,
@@ -689,7 +692,7 @@ async fn last_jsonl_line_counts_if_the_clock_went_back() {
     }
     store.close().await.unwrap();
     std::fs::write(database(dir.path()), b"broken").unwrap();
-    // By this clock fewer than two thousand records can have been written.
+    // The clock gives a lower number than the records that were written before.
     let store = Store::open(options(1)).unwrap();
     store.reset(at(9)).await.unwrap();
     let next = store.audit().record_durable(registered("a"), at(9)).await;

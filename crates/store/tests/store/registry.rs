@@ -31,7 +31,10 @@ async fn a_registration_is_on_disk_when_it_is_answered() {
         .register(full.clone(), registered("a"), at(5))
         .await
         .unwrap();
-    assert_eq!((done.seq, done.replaced, done.expelled), (1, None, None));
+    assert_eq!(
+        (done.seq, done.replaced, done.removed_holder),
+        (1, None, None)
+    );
 
     // The files that a kill at this moment would leave.
     let killed = copy_dir(dir.path());
@@ -100,7 +103,7 @@ async fn an_address_belongs_to_one_live_sandbox() {
         .register(row("b", Some("10.0.0.1")), registered("b"), at(100))
         .await
         .unwrap();
-    assert_eq!(done.expelled, Some(id("a")));
+    assert_eq!(done.removed_holder, Some(id("a")));
     assert_eq!(found(store.registry().by_ip(ip)), "b");
     assert_eq!(store.registry().by_id(&id("a")), RegistryLookup::Unknown);
     let events: Vec<_> = store
@@ -120,9 +123,9 @@ async fn live_holder_of_the_address_is_replaced_on_request() {
     let store = open(dir.path());
     let address = Some("10.0.0.1");
     let done = store.register(row("a", address), registered("a"), at(1));
-    assert_eq!(done.await.unwrap().expelled, None);
+    assert_eq!(done.await.unwrap().removed_holder, None);
     let done = store.register_replacing(row("b", address), registered("b"), at(2));
-    assert_eq!(done.await.unwrap().expelled, Some(id("a")));
+    assert_eq!(done.await.unwrap().removed_holder, Some(id("a")));
     let ip: IpAddr = "10.0.0.1".parse().unwrap();
     assert_eq!(found(store.registry().by_ip(ip)), "b");
     assert_eq!(store.registry().by_id(&id("a")), RegistryLookup::Unknown);
@@ -152,8 +155,8 @@ async fn unregistering_and_pruning_leave_records() {
         [id("a"), id("b")]
     );
     assert_eq!(store.prune_expired(at(200)).await.unwrap(), []);
-    let gone = store.unregister(&id("a"), registered("a"), at(1)).await;
-    assert_eq!(gone, Err(StoreError::NotFound { id: id("a") }));
+    let missing = store.unregister(&id("a"), registered("a"), at(1)).await;
+    assert_eq!(missing, Err(StoreError::NotFound { id: id("a") }));
     let row = store.unregister(&id("c"), registered("c"), at(1)).await;
     assert_eq!(row.unwrap().id, id("c"));
     assert!(store.registry().is_empty());
@@ -214,7 +217,7 @@ async fn database_is_accessible_to_its_owner_only() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_one_is_an_error() {
+fn state_directory_that_is_a_file_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();

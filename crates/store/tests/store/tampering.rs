@@ -81,7 +81,7 @@ async fn deleted_moved_and_swapped_records_are_named() {
         // Only the row of the chain.
         (
             "DELETE FROM chains WHERE name = 'b'",
-            broken(2, "b", ChainFaultKind::Stray),
+            broken(2, "b", ChainFaultKind::UnknownChain),
         ),
         // A record under another number.
         (

@@ -32,8 +32,8 @@ pub(super) enum LfsRequest {
 }
 
 impl LfsRequest {
-    /// Reads the request, if it is about LFS objects.
-    pub(super) fn of(head: &http::request::Parts) -> Option<Self> {
+    /// Parses the request; none if it is not about LFS objects.
+    pub(super) fn from_head(head: &http::request::Parts) -> Option<Self> {
         let path = head.uri.path();
         if let Some((_, oid)) = path.rsplit_once("/gitlab-lfs/objects/") {
             let oid = oid.to_owned();
@@ -68,16 +68,19 @@ impl LargeFiles {
                 Ok(batch) => json_response(StatusCode::OK, &self.batch(repository, &batch)),
                 Err(error) => error_response(StatusCode::UNPROCESSABLE_ENTITY, &error.to_string()),
             },
-            LfsRequest::Put(oid) if *oid == name(&body) => {
+            LfsRequest::Put(oid) if *oid == object_id(&body) => {
                 self.store().files.insert(oid.clone(), body);
                 Response::new(Bytes::new())
             }
-            LfsRequest::Put(_) => error_response(StatusCode::UNPROCESSABLE_ENTITY, "not that file"),
+            LfsRequest::Put(_) => error_response(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "the content does not have this id",
+            ),
             LfsRequest::Get(oid) => match self.get(oid) {
                 Some(file) => Response::new(file),
                 None => error_response(StatusCode::NOT_FOUND, "no such file"),
             },
-            LfsRequest::Other => error_response(StatusCode::NOT_FOUND, "not built"),
+            LfsRequest::Other => error_response(StatusCode::NOT_FOUND, "not implemented"),
         }
     }
 
@@ -118,7 +121,7 @@ impl LargeFiles {
 }
 
 /// The id of an object: its SHA-256.
-fn name(file: &[u8]) -> String {
+fn object_id(file: &[u8]) -> String {
     let digest = Sha256::digest(file);
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -36,7 +36,7 @@ impl Latch {
     }
 
     /// Waits until the latch is open.
-    pub async fn passed(&self) {
+    pub async fn wait(&self) {
         let mut seen = self.0.subscribe();
         // The sender is `self`, so waiting cannot fail before the latch opens.
         let _open = seen.wait_for(|open| *open).await;
@@ -53,13 +53,16 @@ pub struct OriginReply {
     pub(super) length: Option<u64>,
     pub(super) trailers: Option<HeaderMap>,
     pub(super) ending: Ending,
-    pub(super) held: Option<Latch>,
-    pub(super) paused: Option<Latch>,
+    /// The response waits for this latch.
+    pub(super) hold_response: Option<Latch>,
+    /// The end of the body waits for this latch.
+    pub(super) hold_body_end: Option<Latch>,
 }
 
 /// How a response ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ending {
+    /// The response is complete.
     #[default]
     Whole,
     /// The connection breaks after the body.
@@ -70,7 +73,7 @@ pub(super) enum Ending {
     Echo,
 }
 
-#[expect(clippy::expect_used, reason = "a test writes headers that are headers")]
+#[expect(clippy::expect_used, reason = "the headers of tests are valid")]
 fn header(name: &str, value: &str) -> (HeaderName, HeaderValue) {
     let name = HeaderName::try_from(name).expect("a header's name");
     (
@@ -89,7 +92,7 @@ impl OriginReply {
     }
 
     /// A status and nothing else.
-    #[expect(clippy::expect_used, reason = "a test knows its statuses")]
+    #[expect(clippy::expect_used, reason = "the statuses of tests are valid")]
     pub fn status(status: u16) -> Self {
         Self {
             status: StatusCode::from_u16(status).expect("a status"),
@@ -114,7 +117,7 @@ impl OriginReply {
         }
     }
 
-    /// 101 to `protocol`, then every byte is echoed.
+    /// 101 with an upgrade to `protocol`, then every byte is echoed.
     pub fn echo(protocol: &str) -> Self {
         Self {
             status: StatusCode::SWITCHING_PROTOCOLS,
@@ -152,21 +155,21 @@ impl OriginReply {
 
     /// Sends the response when the latch opens.
     #[must_use]
-    pub fn held(mut self, latch: &Latch) -> Self {
-        self.held = Some(latch.clone());
+    pub fn held_until(mut self, latch: &Latch) -> Self {
+        self.hold_response = Some(latch.clone());
         self
     }
 
     /// Sends head and body, and ends the body when the latch opens.
     #[must_use]
-    pub fn paused(mut self, latch: &Latch) -> Self {
-        self.paused = Some(latch.clone());
+    pub fn body_held_until(mut self, latch: &Latch) -> Self {
+        self.hold_body_end = Some(latch.clone());
         self
     }
 
     /// Breaks the connection after the body, before its end.
     #[must_use]
-    pub fn cut(mut self) -> Self {
+    pub fn abort_body(mut self) -> Self {
         self.ending = Ending::Cut;
         self
     }
@@ -175,7 +178,7 @@ impl OriginReply {
     pub(super) fn streams(&self) -> bool {
         self.length.is_some()
             || self.trailers.is_some()
-            || self.paused.is_some()
+            || self.hold_body_end.is_some()
             || self.ending == Ending::Cut
     }
 }

@@ -1,5 +1,8 @@
 //! The thread of an origin server.
-#![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
+#![expect(
+    clippy::expect_used,
+    reason = "a test without its server cannot continue"
+)]
 
 use std::net::TcpStream as StdStream;
 use std::sync::Arc;
@@ -23,7 +26,7 @@ use tokio_rustls::TlsAcceptor;
 use super::reply::Ending;
 use super::{Handler, OriginOptions, OriginReply, OriginRequest, OriginServer, ServerLog};
 
-/// Recorded bytes of a request body.
+/// Maximum number of recorded bytes of a request body.
 const MAX_BODY: usize = 1024 * 1024;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
@@ -67,18 +70,18 @@ pub(super) fn start_raw(serve: Arc<dyn Fn(StdStream, usize) + Send + Sync>) -> O
     }
 }
 
-pub(super) fn start(kind: OriginOptions, answer: Arc<Handler>) -> OriginServer {
+pub(super) fn start(options: OriginOptions, answer: Arc<Handler>) -> OriginServer {
     let (hang_up, closing) = watch::channel(0);
     let log = Arc::<ServerLog>::default();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     listener.set_nonblocking(true).expect("a listener");
     let server = Server {
-        tls: kind
+        tls: options
             .tls
             .as_ref()
-            .map(|identity| acceptor(identity, kind.http2)),
-        streams: kind.streams,
+            .map(|identity| acceptor(identity, options.http2)),
+        streams: options.streams,
         answer,
         log: Arc::clone(&log),
         closing,
@@ -203,8 +206,8 @@ impl Server {
         let received = receive(request, connection).await?;
         self.log.received().push(received.clone());
         let mut reply = (self.answer)(&received);
-        if let Some(latch) = &reply.held {
-            latch.passed().await;
+        if let Some(latch) = &reply.hold_response {
+            latch.wait().await;
         }
         match reply.ending {
             Ending::HangUp => return Err(std::io::Error::other("the test closes this connection")),
@@ -226,7 +229,7 @@ impl Server {
             return Ok(response.map(|()| whole.boxed_unsync()));
         }
         let (sender, body) = Channel::new(1);
-        tokio::spawn(feed(sender, reply));
+        tokio::spawn(stream_body(sender, reply));
         Ok(response.map(|()| body.boxed_unsync()))
     }
 }
@@ -264,18 +267,18 @@ async fn receive(
 }
 
 /// Streams the body; ends early if the client has disconnected.
-async fn feed(mut sender: Sender<Bytes, std::io::Error>, reply: OriginReply) {
-    let one = u64::try_from(reply.body.len()).unwrap_or_default();
-    let mut left = reply.length.unwrap_or(one);
-    while left > 0 && one > 0 {
-        let next = usize::try_from(left.min(one)).unwrap_or_default();
+async fn stream_body(mut sender: Sender<Bytes, std::io::Error>, reply: OriginReply) {
+    let chunk_length = u64::try_from(reply.body.len()).unwrap_or_default();
+    let mut left = reply.length.unwrap_or(chunk_length);
+    while left > 0 && chunk_length > 0 {
+        let next = usize::try_from(left.min(chunk_length)).unwrap_or_default();
         if sender.send_data(reply.body.slice(..next)).await.is_err() {
             return;
         }
-        left = left.saturating_sub(one);
+        left = left.saturating_sub(chunk_length);
     }
-    if let Some(latch) = &reply.paused {
-        latch.passed().await;
+    if let Some(latch) = &reply.hold_body_end {
+        latch.wait().await;
     }
     if reply.ending == Ending::Cut {
         sender.abort(std::io::Error::other("the test aborts this body"));

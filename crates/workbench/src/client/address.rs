@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// Timeout of a TCP connect; the kernel's own is two minutes.
-const CONNECT: Duration = Duration::from_secs(2);
+/// Timeout of a TCP connect; the kernel's own timeout is two minutes.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A byte stream to a workbench.
 pub trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -57,7 +57,7 @@ impl WorkbenchAddress {
             WorkbenchAddress::Tcp(host, port) => {
                 let address = ip_address(host).ok_or(io::ErrorKind::InvalidInput)?;
                 let connecting = TcpStream::connect((address, *port));
-                let stream = tokio::time::timeout(CONNECT, connecting).await??;
+                let stream = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await??;
                 stream.set_nodelay(true)?;
                 Box::new(stream)
             }
@@ -66,9 +66,9 @@ impl WorkbenchAddress {
     }
 }
 
-/// Why connecting to the Unix socket at `path` failed, and what to do about it, where waiting
-/// cannot help. A socket that does not exist, or has no listener, may still appear.
-pub(super) async fn obstacle(path: &Path, error: &io::Error) -> Option<String> {
+/// Explains an error of connecting to the Unix socket at `path` that waiting does not resolve, and
+/// how to fix it. None if waiting may help: the socket or its listener may still appear.
+pub(super) async fn explain_permanent_error(path: &Path, error: &io::Error) -> Option<String> {
     let found = tokio::fs::metadata(path).await;
     let own = nix::unistd::geteuid();
     match error.kind() {
@@ -80,7 +80,7 @@ pub(super) async fn obstacle(path: &Path, error: &io::Error) -> Option<String> {
                 found.mode() & 0o777,
             ),
             Err(_) => {
-                let directory = closed_directory(path).await;
+                let directory = inaccessible_directory(path).await;
                 let shown = directory.display();
                 format!(
                     "permission denied: uid {own} may not enter the directory {shown}; allow it \
@@ -88,8 +88,8 @@ pub(super) async fn obstacle(path: &Path, error: &io::Error) -> Option<String> {
                 )
             }
         }),
-        // The kernel refuses a connection to any other file in the same way as one to a socket
-        // that nothing listens on (unix(7)).
+        // The kernel refuses a connection to a file that is not a socket in the same way as a
+        // connection to a socket that nothing listens on (unix(7)).
         io::ErrorKind::ConnectionRefused => {
             let kind = found.ok()?.file_type();
             (!kind.is_socket()).then(|| {
@@ -104,8 +104,9 @@ pub(super) async fn obstacle(path: &Path, error: &io::Error) -> Option<String> {
     }
 }
 
-/// The directory above `path` that may not be entered: the deepest one that stat can read.
-async fn closed_directory(path: &Path) -> PathBuf {
+/// The directory above `path` that this process may not enter: the deepest directory that stat can
+/// read.
+async fn inaccessible_directory(path: &Path) -> PathBuf {
     for directory in path.ancestors().skip(1) {
         if tokio::fs::metadata(directory).await.is_ok() {
             return directory.to_owned();

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::address::{WorkbenchAddress, obstacle};
+use super::address::{WorkbenchAddress, explain_permanent_error};
 use super::{WorkbenchClient, WorkbenchClientError};
 
 /// Interval between health checks while the workbench is not ready.
@@ -26,8 +26,9 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) enum AttemptError {
     /// The request cannot have reached the server.
     NotSent,
-    /// The request cannot have reached the server, and a retry would not help.
-    Closed(String),
+    /// The dialer of the caller failed: the request cannot have reached the server, and a retry
+    /// would not help.
+    DialFailed(String),
     /// The socket cannot be used, and waiting does not help: the cause and the fix.
     Inaccessible(String),
     /// The request may have reached the server.
@@ -37,7 +38,7 @@ pub(super) enum AttemptError {
 impl WorkbenchClient {
     /// Waits until the workbench is ready.
     pub async fn wait_until_ready(&self) -> Result<(), WorkbenchClientError> {
-        self.ready_by(Instant::now() + self.wait).await
+        self.wait_ready_until(Instant::now() + self.wait).await
     }
 
     /// Checks once whether the workbench is ready.
@@ -51,7 +52,7 @@ impl WorkbenchClient {
             Err(_) | Ok(Err(AttemptError::NotSent | AttemptError::MaybeSent(_))) => {
                 Err(timed_out())
             }
-            Ok(Err(AttemptError::Closed(reason))) => Err(self.closed(reason)),
+            Ok(Err(AttemptError::DialFailed(reason))) => Err(self.dial_failed(reason)),
             Ok(Err(AttemptError::Inaccessible(reason))) => Err(self.inaccessible(reason)),
             Ok(Ok(response)) if response.status() == StatusCode::UNAUTHORIZED => {
                 Err(WorkbenchClientError::Unauthorized(self.address.to_string()))
@@ -65,7 +66,10 @@ impl WorkbenchClient {
         }
     }
 
-    pub(super) async fn ready_by(&self, deadline: Instant) -> Result<(), WorkbenchClientError> {
+    pub(super) async fn wait_ready_until(
+        &self,
+        deadline: Instant,
+    ) -> Result<(), WorkbenchClientError> {
         loop {
             match self.health().await {
                 Ok(()) => {
@@ -83,15 +87,15 @@ impl WorkbenchClient {
     }
 
     /// Classifies a failed connect.
-    async fn not_connected(&self, error: &io::Error) -> AttemptError {
+    async fn classify_connect_error(&self, error: &io::Error) -> AttemptError {
         match &self.address {
-            WorkbenchAddress::Unix(path) => match obstacle(path, error).await {
+            WorkbenchAddress::Unix(path) => match explain_permanent_error(path, error).await {
                 Some(reason) => AttemptError::Inaccessible(reason),
                 None => AttemptError::NotSent,
             },
             WorkbenchAddress::Tcp(..) => AttemptError::NotSent,
             // The dialer of the caller has its own retries.
-            WorkbenchAddress::Dialer(_) => AttemptError::Closed(error.to_string()),
+            WorkbenchAddress::Dialer(_) => AttemptError::DialFailed(error.to_string()),
         }
     }
 
@@ -104,7 +108,7 @@ impl WorkbenchClient {
     ) -> Result<Response<Incoming>, AttemptError> {
         let stream = match self.address.connect().await {
             Ok(stream) => stream,
-            Err(error) => return Err(self.not_connected(&error).await),
+            Err(error) => return Err(self.classify_connect_error(&error).await),
         };
         let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
             .max_buf_size(256 * 1024)

@@ -12,14 +12,14 @@ use serde::Deserialize;
 use super::WorkbenchClientError;
 use crate::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
-/// Limit of a line in the stream.
+/// Maximum length of a line in the stream, in bytes.
 const MAX_LINE: usize = 1 << 20;
 
 /// The event stream of a running command.
 pub struct CommandOutput {
     body: Pin<Box<Incoming>>,
     /// Bytes after the last complete line.
-    rest: BytesMut,
+    buffer: BytesMut,
     address: String,
     ended: bool,
 }
@@ -28,7 +28,7 @@ impl CommandOutput {
     pub(super) fn new(body: Incoming, address: String) -> Self {
         Self {
             body: Box::pin(body),
-            rest: BytesMut::new(),
+            buffer: BytesMut::new(),
             address,
             ended: false,
         }
@@ -38,31 +38,31 @@ impl CommandOutput {
     /// stream that ends without it is an error.
     pub async fn next(&mut self) -> Result<CommandEvent, WorkbenchClientError> {
         loop {
-            if let Some(end) = memchr::memchr(b'\n', &self.rest) {
-                let line = self.rest.split_to(end);
-                self.rest.advance(1);
+            if let Some(end) = memchr::memchr(b'\n', &self.buffer) {
+                let line = self.buffer.split_to(end);
+                self.buffer.advance(1);
                 if line.trim_ascii().is_empty() {
                     continue;
                 }
                 return self.event(&line);
             }
-            if self.rest.len() > MAX_LINE {
-                return Err(self.strange("a line of the output is too long"));
+            if self.buffer.len() > MAX_LINE {
+                return Err(self.invalid_response("a line of the output is too long"));
             }
-            let broken = |reason: &str| WorkbenchClientError::ConnectionLost {
+            let connection_lost = |reason: &str| WorkbenchClientError::ConnectionLost {
                 address: self.address.clone(),
                 reason: reason.to_owned(),
             };
             match self.body.as_mut().frame().await {
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
-                        self.rest.extend_from_slice(&data);
+                        self.buffer.extend_from_slice(&data);
                     }
                 }
-                Some(Err(error)) => return Err(broken(&error.to_string())),
-                None if self.ended => return Err(broken("the command has ended already")),
+                Some(Err(error)) => return Err(connection_lost(&error.to_string())),
+                None if self.ended => return Err(connection_lost("the command has ended already")),
                 None => {
-                    return Err(broken(
+                    return Err(connection_lost(
                         "the stream ended before the exit status of the command",
                     ));
                 }
@@ -71,8 +71,8 @@ impl CommandOutput {
     }
 
     fn event(&mut self, line: &[u8]) -> Result<CommandEvent, WorkbenchClientError> {
-        let event: EventLine =
-            serde_json::from_slice(line).map_err(|error| self.strange(&error.to_string()))?;
+        let event: EventLine = serde_json::from_slice(line)
+            .map_err(|error| self.invalid_response(&error.to_string()))?;
         Ok(match event {
             EventLine::Delta {
                 data,
@@ -84,7 +84,7 @@ impl CommandOutput {
                     Some(bytes) => OutputChunk::Bytes(
                         STANDARD
                             .decode(bytes)
-                            .map_err(|error| self.strange(&error.to_string()))?,
+                            .map_err(|error| self.invalid_response(&error.to_string()))?,
                     ),
                 };
                 CommandEvent::Output(stream.unwrap_or(CommandStream::Stdout), chunk)
@@ -106,7 +106,7 @@ impl CommandOutput {
         })
     }
 
-    fn strange(&self, reason: &str) -> WorkbenchClientError {
+    fn invalid_response(&self, reason: &str) -> WorkbenchClientError {
         WorkbenchClientError::InvalidResponse {
             address: self.address.clone(),
             reason: reason.to_owned(),

@@ -23,13 +23,15 @@ use crate::truncation::{Tail, Truncation};
 /// Buffer size for reading the output of a command.
 const READ_SIZE: usize = 32 * 1024;
 
-/// Queued output chunks per command. A full queue blocks the command until the client reads.
+/// Maximum number of queued output chunks per command. A full queue blocks the command until the
+/// client reads.
 const MAX_QUEUED_CHUNKS: usize = 4;
 
-/// Limit of output read after the command has exited, if a background process keeps writing.
+/// Maximum number of bytes that are read after the command has exited, if a background process
+/// keeps writing.
 const MAX_AFTER_EXIT: usize = 1 << 20;
 
-/// Limit of the timeout.
+/// Maximum timeout of a command.
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// The variable with the server's token, which commands do not inherit.
@@ -41,7 +43,7 @@ pub const TOKEN_VARIABLE: &str = "SIDECAR_AUTH_TOKEN";
 pub struct GuardProgram {
     /// The program and its first arguments.
     pub argv: Vec<OsString>,
-    /// Ends all commands.
+    /// Ends all commands when it is cancelled.
     pub stop: CancellationToken,
 }
 
@@ -132,7 +134,7 @@ impl RunningShell {
                     exit_code,
                     timed_out,
                 } => return Ok(collected.result(exit_code, timed_out)),
-                CommandEvent::Failed(why) => return Err(ToolError::Start(why)),
+                CommandEvent::Failed(why) => return Err(ToolError::StartFailed(why)),
             }
         }
         Err(ToolError::Internal)
@@ -149,11 +151,11 @@ pub(super) fn start(
     let timeout = Duration::try_from_secs_f64(seconds)
         .unwrap_or(MAX_TIMEOUT)
         .min(MAX_TIMEOUT);
-    let failed = |error: io::Error| ToolError::Start(error.to_string());
+    let failed = |error: io::Error| ToolError::StartFailed(error.to_string());
     let mut args = guard.argv.iter();
     let program = args
         .next()
-        .ok_or_else(|| ToolError::Start("no process guard is configured".to_owned()))?;
+        .ok_or_else(|| ToolError::StartFailed("no process guard is configured".to_owned()))?;
     let mut child = Command::new(program)
         .args(args)
         .args(["--parent", &std::process::id().to_string()])
@@ -166,9 +168,10 @@ pub(super) fn start(
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    let ends = child.stdout.take().zip(child.stderr.take());
-    let (output, stderr) =
-        ends.ok_or_else(|| ToolError::Start("its output pipes are missing".to_owned()))?;
+    let pipes = child.stdout.take().zip(child.stderr.take());
+    let (output, stderr) = pipes.ok_or_else(|| {
+        ToolError::StartFailed("the output pipes of the command are missing".to_owned())
+    })?;
     let output = output
         .into_owned_fd()
         .and_then(pipe::Receiver::from_owned_fd);
@@ -188,7 +191,7 @@ pub(super) fn start(
     Ok(RunningShell { events })
 }
 
-/// bash if it is installed, else sh.
+/// The path of bash if it is installed, else of sh.
 fn shell() -> &'static str {
     let bash = ["/bin/bash", "/usr/bin/bash"];
     bash.into_iter()
@@ -239,7 +242,7 @@ impl CommandTask {
             () = self.stop.cancelled() => EndReason::Stopped,
         };
         if !matches!(reason, EndReason::Exited(_)) {
-            end(&mut self.child).await;
+            end_command(&mut self.child).await;
         }
         ended.cancel();
         for relay in relays {
@@ -262,8 +265,8 @@ impl CommandTask {
     }
 }
 
-/// Has the process guard end the command, and waits for it.
-async fn end(child: &mut Child) {
+/// Ends the command by a signal to its process guard, and waits for the guard.
+async fn end_command(child: &mut Child) {
     if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     }
@@ -299,14 +302,14 @@ async fn relay(
         if exited {
             left = left.saturating_sub(length);
         }
-        let chunk = text.take(buffer.get(..length).unwrap_or_default());
+        let chunk = text.push(buffer.get(..length).unwrap_or_default());
         if let Some(chunk) = chunk
             && to.send(CommandEvent::Output(stream, chunk)).await.is_err()
         {
             return;
         }
     }
-    if let Some(chunk) = text.rest() {
+    if let Some(chunk) = text.finish() {
         let _ = to.send(CommandEvent::Output(stream, chunk)).await;
     }
 }
@@ -315,25 +318,26 @@ async fn relay(
 #[derive(Debug, Default)]
 struct Utf8Splitter {
     /// The first bytes of an incomplete character.
-    begun: Vec<u8>,
+    incomplete: Vec<u8>,
 }
 
 impl Utf8Splitter {
-    fn take(&mut self, bytes: &[u8]) -> Option<OutputChunk> {
-        let mut all = std::mem::take(&mut self.begun);
+    /// Appends bytes and returns the next chunk, if there is a complete character.
+    fn push(&mut self, bytes: &[u8]) -> Option<OutputChunk> {
+        let mut all = std::mem::take(&mut self.incomplete);
         all.extend_from_slice(bytes);
         match String::from_utf8(all) {
             Ok(text) => (!text.is_empty()).then_some(OutputChunk::Text(text)),
             Err(error) => {
-                let (valid, is_begun) = {
+                let (valid, is_incomplete) = {
                     let error = error.utf8_error();
                     (error.valid_up_to(), error.error_len().is_none())
                 };
                 let mut all = error.into_bytes();
-                if !is_begun {
+                if !is_incomplete {
                     return Some(OutputChunk::Bytes(all));
                 }
-                self.begun = all.split_off(valid);
+                self.incomplete = all.split_off(valid);
                 match String::from_utf8(all) {
                     Ok(text) => (!text.is_empty()).then_some(OutputChunk::Text(text)),
                     Err(error) => Some(OutputChunk::Bytes(error.into_bytes())),
@@ -342,8 +346,9 @@ impl Utf8Splitter {
         }
     }
 
-    fn rest(self) -> Option<OutputChunk> {
-        (!self.begun.is_empty()).then_some(OutputChunk::Bytes(self.begun))
+    /// The bytes of an incomplete character at the end.
+    fn finish(self) -> Option<OutputChunk> {
+        (!self.incomplete.is_empty()).then_some(OutputChunk::Bytes(self.incomplete))
     }
 }
 
@@ -371,8 +376,8 @@ impl OutputTail {
 
     /// The result of the ended command.
     pub(crate) fn result(self, exit_code: i32, timed_out: bool) -> BashResult {
-        let (output, truncation) = self.output.cut();
-        let ((stdout, _), (stderr, _)) = (self.stdout.cut(), self.stderr.cut());
+        let (output, truncation) = self.output.truncate();
+        let ((stdout, _), (stderr, _)) = (self.stdout.truncate(), self.stderr.truncate());
         BashResult {
             ok: exit_code == 0,
             output,
@@ -390,11 +395,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pass(chunks: &[Vec<u8>]) -> Vec<OutputChunk> {
+    fn split(chunks: &[Vec<u8>]) -> Vec<OutputChunk> {
         let mut text = Utf8Splitter::default();
         let mut chunk: Vec<OutputChunk> =
-            chunks.iter().filter_map(|chunk| text.take(chunk)).collect();
-        chunk.extend(text.rest());
+            chunks.iter().filter_map(|chunk| text.push(chunk)).collect();
+        chunk.extend(text.finish());
         chunk
     }
 
@@ -402,13 +407,13 @@ mod tests {
     fn characters_are_never_split() {
         let chunks: Vec<Vec<u8>> = "aä€😀".bytes().map(|byte| vec![byte]).collect();
         let texts = ["a", "ä", "€", "😀"].map(|text| OutputChunk::Text(text.to_owned()));
-        assert_eq!(pass(&chunks), texts);
+        assert_eq!(split(&chunks), texts);
     }
 
     #[test]
     fn invalid_utf8_is_returned_as_bytes() {
         assert_eq!(
-            pass(&[b"a".to_vec(), b"b\xffc".to_vec(), b"\xe2\x82".to_vec()]),
+            split(&[b"a".to_vec(), b"b\xffc".to_vec(), b"\xe2\x82".to_vec()]),
             [
                 OutputChunk::Text("a".to_owned()),
                 OutputChunk::Bytes(b"b\xffc".to_vec()),
@@ -422,7 +427,7 @@ mod tests {
         fn chunks_concatenate_to_the_input(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..9)
         ) {
-            let out: Vec<u8> = pass(&chunks)
+            let out: Vec<u8> = split(&chunks)
                 .into_iter()
                 .flat_map(|chunk| match chunk {
                     OutputChunk::Text(text) => text.into_bytes(),

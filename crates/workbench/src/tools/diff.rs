@@ -9,16 +9,16 @@ use similar::{Algorithm, ChangeTag, capture_diff_slices_deadline};
 
 use crate::truncation::count_lines;
 
-/// Unchanged lines shown before and after a change.
+/// Number of unchanged lines shown before and after a change.
 const CONTEXT: usize = 4;
 
 /// Time limit of the diff algorithm.
 const DEADLINE: Duration = Duration::from_millis(200);
 
-/// The change from `before` to `after`, where `length` bytes at `at` were replaced.
+/// The diff from `before` to `after`, where the `length` bytes of `before` at `at` were replaced.
 ///
 /// The rest of the file is the same, so only the lines around the change are compared.
-pub(super) fn numbered(before: &[u8], after: &[u8], at: usize, length: usize) -> String {
+pub(super) fn numbered_diff(before: &[u8], after: &[u8], at: usize, length: usize) -> String {
     let start = line_start(before, at);
     let old = start..line_end(before, at + length);
     let new = start..after.len() + old.end - before.len();
@@ -65,7 +65,7 @@ pub(super) fn numbered(before: &[u8], after: &[u8], at: usize, length: usize) ->
     trim(&shown, has_more, longest.to_string().len())
 }
 
-/// Leaves out unchanged lines far from the first and the last change.
+/// Formats the lines, without unchanged lines far from the first and the last change.
 fn trim(shown: &[(char, usize, &[u8])], has_more: bool, width: usize) -> String {
     let is_change = |line: &(char, usize, &[u8])| line.0 != ' ';
     let first = shown.iter().position(is_change).unwrap_or(0);
@@ -158,7 +158,7 @@ mod tests {
     fn check(before: &str, old: &str, new: &str, expected: &[&str]) {
         let at = before.find(old).unwrap();
         let after = before.replacen(old, new, 1);
-        let diff = numbered(before.as_bytes(), after.as_bytes(), at, old.len());
+        let diff = numbered_diff(before.as_bytes(), after.as_bytes(), at, old.len());
         assert_eq!(diff.lines().collect::<Vec<_>>(), expected, "{before:?}");
     }
 

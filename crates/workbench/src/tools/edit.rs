@@ -12,7 +12,7 @@ use crate::request::{EditRequest, EditResult};
 use crate::root::WorkspaceRoot;
 use crate::truncation::as_u64;
 
-/// Limit of the file size; the content is in memory twice.
+/// Maximum file size in bytes; the content is in memory twice.
 const MAX_FILE: u64 = 64 << 20;
 
 pub(super) fn edit(
@@ -21,10 +21,10 @@ pub(super) fn edit(
     request: &EditRequest,
 ) -> Result<EditResult, ToolError> {
     let requested = request.path.as_str();
-    let fail = |errno| ToolError::of(requested, errno);
-    let slot = root.slot(requested, false)?;
-    let _lock = locks.lock(&slot).map_err(fail)?;
-    let mut file = slot.read().map_err(fail)?;
+    let fail = |errno| ToolError::from_errno(requested, errno);
+    let write_target = root.write_target(requested, false)?;
+    let _lock = locks.lock(&write_target).map_err(fail)?;
+    let mut file = write_target.read().map_err(fail)?;
     let old = fstat(&file).map_err(fail)?;
     refuse_other_than_file(requested, &old)?;
     let too_large = |size| ToolError::TooLarge {
@@ -40,7 +40,7 @@ pub(super) fn edit(
     file.by_ref()
         .take(MAX_FILE + 1)
         .read_to_end(&mut before)
-        .map_err(|error| ToolError::of_io(requested, &error))?;
+        .map_err(|error| ToolError::from_io(requested, &error))?;
     if as_u64(before.len()) > MAX_FILE {
         return Err(too_large(as_u64(before.len())));
     }
@@ -53,14 +53,14 @@ pub(super) fn edit(
     after.extend_from_slice(request.new_text.as_bytes());
     after.extend_from_slice(before.get(end..).unwrap_or_default());
 
-    let temp_file = TempFile::make(&slot, &after, Some(&old)).map_err(fail)?;
+    let temp_file = TempFile::make(&write_target, &after, Some(&old)).map_err(fail)?;
     if !temp_file.replace_if_unchanged(&old).map_err(fail)? {
         return Err(ToolError::Changed(requested.to_owned()));
     }
     Ok(EditResult {
         ok: true,
         path: requested.to_owned(),
-        diff: diff::numbered(&before, &after, at, request.old_text.len()),
+        diff: diff::numbered_diff(&before, &after, at, request.old_text.len()),
     })
 }
 

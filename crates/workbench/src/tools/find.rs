@@ -12,10 +12,10 @@ use crate::request::{FindRequest, FindResult};
 use crate::root::WorkspaceRoot;
 use crate::truncation::{Bounds, TextHead, as_u64};
 
-/// Default limit of files.
+/// Default maximum number of files.
 const DEFAULT_LIMIT: u64 = 1000;
 
-/// Limit of the sorted files for any request: only 50 KB of them are shown.
+/// Maximum number of collected files for any request: only 50 KB of paths are shown.
 const MAX_FILES: u64 = 100_000;
 
 pub(super) fn find(
@@ -30,13 +30,13 @@ pub(super) fn find(
     let glob = GlobBuilder::new(pattern)
         .literal_separator(true)
         .build()
-        .map_err(|error| ToolError::Pattern {
+        .map_err(|error| ToolError::InvalidPattern {
             what: "pattern",
             why: error.kind().to_string(),
         })?
         .compile_matcher();
     let by_path = pattern.contains('/');
-    let (base, top) = root.walk_from(requested)?;
+    let (base, top) = root.walk_start(requested)?;
     let found: Mutex<Vec<String>> = Mutex::default();
     // One file more than the limit shows that there are more.
     let most = limit.min(MAX_FILES) + 1;
@@ -67,10 +67,11 @@ pub(super) fn find(
     });
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.sort_unstable();
-    Ok(cut(&found, limit))
+    Ok(truncate(&found, limit))
 }
 
-fn cut(found: &[String], limit: u64) -> FindResult {
+/// The result with at most `limit` of the found files.
+fn truncate(found: &[String], limit: u64) -> FindResult {
     let none = FindResult {
         files: Vec::new(),
         truncated: false,

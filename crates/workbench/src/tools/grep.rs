@@ -24,13 +24,14 @@ use crate::request::{GrepRequest, GrepResult};
 use crate::root::{WorkspaceRoot, kind, open_name};
 use listing::Listing;
 
-/// Default limit of matches.
+/// Default maximum number of matches.
 const DEFAULT_LIMIT: u64 = 100;
 
-/// Limit of context lines around a match.
+/// Maximum number of context lines before and after a match.
 const MAX_CONTEXT: u64 = 1000;
 
-/// Limit of a line's length, per thread. The search of a file stops at a longer line.
+/// Maximum length of a line in bytes, which each thread buffers. The search of a file stops at a
+/// longer line.
 const MAX_LINE: usize = 16 << 20;
 
 pub(super) fn grep(
@@ -48,11 +49,11 @@ pub(super) fn grep(
         limit,
         cancelled,
         count: AtomicU64::new(0),
-        enough: AtomicBool::new(false),
+        limit_reached: AtomicBool::new(false),
         listing: Mutex::default(),
     };
     let requested = request.path.as_deref().unwrap_or(".");
-    match root.walk_from(requested) {
+    match root.walk_start(requested) {
         Ok((base, top)) => {
             let walk = Walk {
                 base: &base,
@@ -69,9 +70,9 @@ pub(super) fn grep(
                     }
                     if let Some(file) = open(&found) {
                         let path = found.path.strip_prefix(top).unwrap_or(found.path);
-                        search.file(&mut searcher, file, path);
+                        search.search_file(&mut searcher, file, path);
                     }
-                    search.next()
+                    search.walk_control()
                 }
             });
         }
@@ -81,7 +82,7 @@ pub(super) fn grep(
             let wanted = overrides(request.glob.as_deref())?;
             if !wanted.matched(&path, false).is_ignore() {
                 let shown = path.strip_prefix(root.path()).unwrap_or(&path);
-                search.file(&mut search.searcher(), file, shown);
+                search.search_file(&mut search.searcher(), file, shown);
             }
         }
         Err(other) => return Err(other),
@@ -102,7 +103,7 @@ fn matcher(request: &GrepRequest) -> Result<RegexMatcher, ToolError> {
         .line_terminator(Some(b'\n'));
     builder
         .build(&request.pattern)
-        .map_err(|error| ToolError::Pattern {
+        .map_err(|error| ToolError::InvalidPattern {
             what: "pattern",
             why: error.to_string(),
         })
@@ -112,7 +113,7 @@ fn overrides(glob: Option<&str>) -> Result<Override, ToolError> {
     let Some(glob) = glob else {
         return Ok(Override::empty());
     };
-    let invalid = |error: ignore::Error| ToolError::Pattern {
+    let invalid = |error: ignore::Error| ToolError::InvalidPattern {
         what: "glob",
         why: error.to_string(),
     };
@@ -134,9 +135,10 @@ struct Search<'a> {
     context: usize,
     limit: u64,
     cancelled: &'a Cancelled,
-    /// Matches so far, at most one too many per thread.
+    /// Number of matches so far; each thread may count one match beyond the limit.
     count: AtomicU64,
-    enough: AtomicBool,
+    /// Set when the limit is reached.
+    limit_reached: AtomicBool,
     listing: Mutex<Listing>,
 }
 
@@ -153,7 +155,8 @@ impl Search<'_> {
             .build()
     }
 
-    fn file(&self, searcher: &mut Searcher, file: File, path: &Path) {
+    /// Searches one file and adds its matches to the listing.
+    fn search_file(&self, searcher: &mut Searcher, file: File, path: &Path) {
         let mut lines = FileSink {
             search: self,
             path,
@@ -176,8 +179,8 @@ impl Search<'_> {
         }
     }
 
-    fn next(&self) -> WalkControl {
-        if self.enough.load(Ordering::Relaxed) {
+    fn walk_control(&self) -> WalkControl {
+        if self.limit_reached.load(Ordering::Relaxed) {
             WalkControl::Stop
         } else {
             WalkControl::Continue
@@ -185,7 +188,7 @@ impl Search<'_> {
     }
 }
 
-/// A file that reports its end once the call is cancelled.
+/// A file that appears to end when the call is cancelled.
 struct CancellableFile<'a> {
     file: File,
     cancelled: &'a Cancelled,
@@ -226,12 +229,12 @@ impl Sink for FileSink<'_> {
     fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> Result<bool, SearchStopped> {
         let index = self.search.count.fetch_add(1, Ordering::Relaxed);
         if index >= self.search.limit {
-            self.search.enough.store(true, Ordering::Relaxed);
+            self.search.limit_reached.store(true, Ordering::Relaxed);
             return Ok(false);
         }
         if index + 1 == self.search.limit {
-            // Other threads need not start another file.
-            self.search.enough.store(true, Ordering::Relaxed);
+            // Other threads do not start another file.
+            self.search.limit_reached.store(true, Ordering::Relaxed);
         }
         for (number, line) in std::mem::take(&mut self.before) {
             self.push('-', number, &line);

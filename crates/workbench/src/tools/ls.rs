@@ -13,11 +13,11 @@ use crate::request::{LsRequest, LsResult};
 use crate::root::{WorkspaceRoot, kind};
 use crate::truncation::{Bounds, MAX_LINES, TextHead, as_u64};
 
-/// Default limit of names.
+/// Default maximum number of names.
 const DEFAULT_LIMIT: u64 = 500;
 
 /// The output for an empty directory.
-const EMPTY: &str = "(empty directory)";
+const EMPTY_OUTPUT: &str = "(empty directory)";
 
 pub(super) fn ls(
     root: &WorkspaceRoot,
@@ -25,7 +25,7 @@ pub(super) fn ls(
     cancelled: &Cancelled,
 ) -> Result<LsResult, ToolError> {
     let requested = request.path.as_deref().unwrap_or(".");
-    let fail = |errno| ToolError::of(requested, errno);
+    let fail = |errno| ToolError::from_errno(requested, errno);
     let (directory, _) = root.directory(requested)?;
     let most = request.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LINES);
     // Only the first names in order are kept: a directory may be huge.
@@ -33,7 +33,7 @@ pub(super) fn ls(
     let (mut total_lines, mut total_bytes) = (0, 0);
     let mut listing = Dir::from_fd(directory).map_err(fail)?;
     let parent = listing.as_fd().try_clone_to_owned();
-    let parent = parent.map_err(|error| ToolError::of_io(requested, &error))?;
+    let parent = parent.map_err(|error| ToolError::from_io(requested, &error))?;
     for entry in listing.iter() {
         if cancelled.is_cancelled() {
             break;
@@ -63,7 +63,7 @@ pub(super) fn ls(
     }
     if total_lines == 0 {
         return Ok(LsResult {
-            output: EMPTY.to_owned(),
+            output: EMPTY_OUTPUT.to_owned(),
             truncation: None,
         });
     }

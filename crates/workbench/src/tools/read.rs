@@ -14,11 +14,11 @@ use crate::request::{ReadFileRequest, ReadResult};
 use crate::root::WorkspaceRoot;
 use crate::truncation::{Bounds, MAX_BYTES, TextHead, as_u64};
 
-/// Limit of an image's size; it is in memory together with its base64 form.
+/// Maximum size of an image in bytes; it is in memory together with its base64 form.
 const MAX_IMAGE: u64 = 16 << 20;
 
 /// Size of the read buffer.
-const CHUNK: usize = 64 * 1024;
+const CHUNK_SIZE: usize = 64 * 1024;
 
 pub(super) fn read(
     root: &WorkspaceRoot,
@@ -35,26 +35,26 @@ pub(super) fn read(
         Some(offset) => u64::try_from(offset)
             .ok()
             .filter(|offset| *offset >= 1)
-            .ok_or(ToolError::Offset)?,
+            .ok_or(ToolError::InvalidOffset)?,
     };
     let first = offset - 1;
     let end = request
         .limit
         .map_or(u64::MAX, |limit| first.saturating_add(limit));
     let mut window = Window::new(first, end);
-    let mut chunk = vec![0; CHUNK];
+    let mut chunk = vec![0; CHUNK_SIZE];
     while !cancelled.is_cancelled() {
         let length = file
             .read(&mut chunk)
-            .map_err(|error| ToolError::of_io(&request.path, &error))?;
+            .map_err(|error| ToolError::from_io(&request.path, &error))?;
         if length == 0 {
             break;
         }
-        window.take(chunk.get(..length).unwrap_or_default());
+        window.push(chunk.get(..length).unwrap_or_default());
     }
     let total_lines = window.line + 1;
     if first >= total_lines {
-        return Err(ToolError::BeyondEnd {
+        return Err(ToolError::OffsetBeyondEnd {
             offset,
             total: total_lines,
         });
@@ -97,7 +97,7 @@ impl Window {
         }
     }
 
-    fn take(&mut self, mut bytes: &[u8]) {
+    fn push(&mut self, mut bytes: &[u8]) {
         while let Some(end_of_line) = memchr(b'\n', bytes) {
             let (line, rest) = bytes.split_at(end_of_line);
             self.keep(line);
@@ -111,6 +111,7 @@ impl Window {
         self.keep(bytes);
     }
 
+    /// Keeps bytes of the current line, if the line is in the window.
     fn keep(&mut self, bytes: &[u8]) {
         if self.line < self.first || self.line >= self.end {
             return;
@@ -136,7 +137,7 @@ fn image(file: &mut File, path: &str, size: u64, mime_type: &str) -> Result<Read
     let mut bytes = Vec::new();
     file.take(MAX_IMAGE + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| ToolError::of_io(path, &error))?;
+        .map_err(|error| ToolError::from_io(path, &error))?;
     let size = as_u64(bytes.len());
     if size > MAX_IMAGE {
         return Err(too_large(size));
@@ -166,7 +167,7 @@ mod tests {
     fn window(text: &str, first: u64, end: u64, chunk: usize) -> (String, u64) {
         let mut window = Window::new(first, end);
         for piece in text.as_bytes().chunks(chunk) {
-            window.take(piece);
+            window.push(piece);
         }
         assert_eq!(window.bytes, as_u64(window.kept.len()));
         (String::from_utf8(window.kept).unwrap(), window.line + 1)

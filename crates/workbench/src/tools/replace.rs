@@ -1,5 +1,5 @@
 //! Atomic replacement of files: a reader sees the old or the new content, a full disk leaves the
-//! old content, and other hard links of the file keep theirs.
+//! old content, and other hard links of the file keep the old content.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -17,27 +17,27 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 
 use crate::error::ToolError;
 use crate::request::{WriteRequest, WriteResult};
-use crate::root::{Slot, WorkspaceRoot, kind, new_file};
+use crate::root::{WorkspaceRoot, WriteTarget, kind, new_file};
 use crate::truncation::as_u64;
 
-/// Number of locks; names with the same hash share one.
-const LOCKS: usize = 64;
+/// Number of locks; names with the same hash share a lock.
+const LOCK_COUNT: usize = 64;
 
-/// Limit of attempts to find a free name for a temporary file.
-const MAX_NAMES: usize = 32;
+/// Maximum number of attempts to find a free name for a temporary file.
+const MAX_NAME_ATTEMPTS: usize = 32;
 
-/// Limit of the wait for a directory's lock. A replacement holds the lock for microseconds; a
+/// Maximum wait for a directory's lock. A replacement holds the lock for microseconds; a
 /// longer lock belongs to an unrelated program.
 const MAX_LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// Poll interval of the lock in milliseconds; flock has no wait with a timeout.
+/// Interval between attempts to lock, in milliseconds; flock has no timeout.
 const LOCK_POLL_MS: u8 = 1;
 
 /// One lock per file name, which serializes changes within this server. The inode number cannot
 /// be the key, because every change creates a new file.
 #[derive(Debug)]
 pub(super) struct Locks {
-    locks: [Mutex<()>; LOCKS],
+    locks: [Mutex<()>; LOCK_COUNT],
     hasher: RandomState,
 }
 
@@ -51,10 +51,10 @@ impl Default for Locks {
 }
 
 impl Locks {
-    pub(super) fn lock(&self, slot: &Slot) -> nix::Result<MutexGuard<'_, ()>> {
-        let directory = fstat(&slot.directory)?;
-        let name = (directory.st_dev, directory.st_ino, &slot.name);
-        let index = usize::try_from(self.hasher.hash_one(name) % as_u64(LOCKS)).unwrap_or(0);
+    pub(super) fn lock(&self, write_target: &WriteTarget) -> nix::Result<MutexGuard<'_, ()>> {
+        let directory = fstat(&write_target.directory)?;
+        let name = (directory.st_dev, directory.st_ino, &write_target.name);
+        let index = usize::try_from(self.hasher.hash_one(name) % as_u64(LOCK_COUNT)).unwrap_or(0);
         let lock = self.locks.get(index).ok_or(Errno::EINVAL)?;
         Ok(lock.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -66,15 +66,15 @@ pub(super) fn write(
     request: &WriteRequest,
 ) -> Result<WriteResult, ToolError> {
     let requested = request.path.as_str();
-    let fail = |errno| ToolError::of(requested, errno);
-    let slot = root.slot(requested, true)?;
-    let _lock = locks.lock(&slot).map_err(fail)?;
-    let old = slot.stat().map_err(fail)?;
+    let fail = |errno| ToolError::from_errno(requested, errno);
+    let write_target = root.write_target(requested, true)?;
+    let _lock = locks.lock(&write_target).map_err(fail)?;
+    let old = write_target.stat().map_err(fail)?;
     if let Some(old) = &old {
         refuse_other_than_file(requested, old)?;
     }
     let temp_file =
-        TempFile::make(&slot, request.content.as_bytes(), old.as_ref()).map_err(fail)?;
+        TempFile::make(&write_target, request.content.as_bytes(), old.as_ref()).map_err(fail)?;
     temp_file.replace().map_err(fail)?;
     let path = root.locate(requested)?;
     let path = path.strip_prefix(root.path()).unwrap_or(&path);
@@ -96,7 +96,7 @@ pub(super) fn refuse_other_than_file(requested: &str, data: &FileStat) -> Result
 /// A temporary file with the new content in the directory of the target. Dropping it removes the
 /// file.
 pub(super) struct TempFile<'a> {
-    slot: &'a Slot,
+    write_target: &'a WriteTarget,
     name: String,
     /// Whether the temporary file still has to be removed.
     exists: bool,
@@ -105,13 +105,13 @@ pub(super) struct TempFile<'a> {
 impl<'a> TempFile<'a> {
     /// Writes and syncs the content, with owner and mode of the old file.
     pub(super) fn make(
-        slot: &'a Slot,
+        write_target: &'a WriteTarget,
         content: &[u8],
         old: Option<&FileStat>,
     ) -> nix::Result<Self> {
-        let (mut file, name) = create_beside(slot)?;
+        let (mut file, name) = create_beside(write_target)?;
         let temp_file = Self {
-            slot,
+            write_target,
             name,
             exists: true,
         };
@@ -127,16 +127,16 @@ impl<'a> TempFile<'a> {
 
     /// Replaces the target unconditionally.
     pub(super) fn replace(self) -> nix::Result<()> {
-        let _lock = lock_directory(self.slot)?;
+        let _lock = lock_directory(self.write_target)?;
         self.rename()
     }
 
     fn rename(mut self) -> nix::Result<()> {
         renameat(
-            &self.slot.directory,
+            &self.write_target.directory,
             self.name.as_str(),
-            &self.slot.directory,
-            self.slot.name.as_os_str(),
+            &self.write_target.directory,
+            self.write_target.name.as_os_str(),
         )?;
         self.exists = false;
         Ok(())
@@ -145,8 +145,12 @@ impl<'a> TempFile<'a> {
     /// Replaces the target if it is still `old`. Returns false, without a change, if another
     /// program changed the target first.
     pub(super) fn replace_if_unchanged(self, old: &FileStat) -> nix::Result<bool> {
-        let _lock = lock_directory(self.slot)?;
-        if !self.slot.stat()?.is_some_and(|now| is_same(&now, old)) {
+        let _lock = lock_directory(self.write_target)?;
+        if !self
+            .write_target
+            .stat()?
+            .is_some_and(|now| is_same(&now, old))
+        {
             return Ok(false);
         }
         match self.exchange() {
@@ -158,8 +162,12 @@ impl<'a> TempFile<'a> {
         }
         // The exchange moved the replaced file here. A newer file than `old` is moved back; only a
         // program that does not lock the directory (an editor) can have written it.
-        let aside = Slot {
-            directory: self.slot.directory.try_clone().map_err(|_| Errno::EMFILE)?,
+        let aside = WriteTarget {
+            directory: self
+                .write_target
+                .directory
+                .try_clone()
+                .map_err(|_| Errno::EMFILE)?,
             name: self.name.clone().into(),
         };
         if aside.stat()?.is_some_and(|was| is_same(&was, old)) {
@@ -171,10 +179,10 @@ impl<'a> TempFile<'a> {
 
     fn exchange(&self) -> nix::Result<()> {
         renameat2(
-            &self.slot.directory,
+            &self.write_target.directory,
             self.name.as_str(),
-            &self.slot.directory,
-            self.slot.name.as_os_str(),
+            &self.write_target.directory,
+            self.write_target.name.as_os_str(),
             RenameFlags::RENAME_EXCHANGE,
         )
     }
@@ -184,7 +192,7 @@ impl Drop for TempFile<'_> {
     fn drop(&mut self) {
         if self.exists {
             let _ = unlinkat(
-                &self.slot.directory,
+                &self.write_target.directory,
                 self.name.as_str(),
                 UnlinkatFlags::NoRemoveDir,
             );
@@ -192,11 +200,14 @@ impl Drop for TempFile<'_> {
     }
 }
 
-/// Locks the directory against other servers on the same workspace, so that none reads a content
+/// Locks the directory against other servers on the same workspace, so that no server reads content
 /// that is about to be moved back. Returns `None` on file systems without directory locks.
-fn lock_directory(slot: &Slot) -> nix::Result<Option<Flock<OwnedFd>>> {
+fn lock_directory(write_target: &WriteTarget) -> nix::Result<Option<Flock<OwnedFd>>> {
     let until = Instant::now() + MAX_LOCK_WAIT;
-    let mut directory = slot.directory.try_clone().map_err(|_| Errno::EMFILE)?;
+    let mut directory = write_target
+        .directory
+        .try_clone()
+        .map_err(|_| Errno::EMFILE)?;
     loop {
         match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(Some(lock)),
@@ -215,7 +226,7 @@ fn lock_directory(slot: &Slot) -> nix::Result<Option<Flock<OwnedFd>>> {
 /// Whether a file is the same and unchanged. The change time is not compared, because a rename
 /// updates it.
 fn is_same(now: &FileStat, then: &FileStat) -> bool {
-    let of = |data: &FileStat| {
+    let identity = |data: &FileStat| {
         (
             data.st_dev,
             data.st_ino,
@@ -224,16 +235,20 @@ fn is_same(now: &FileStat, then: &FileStat) -> bool {
             data.st_mtime_nsec,
         )
     };
-    of(now) == of(then)
+    identity(now) == identity(then)
 }
 
 /// Creates a temporary file in the same directory under a free name.
-fn create_beside(slot: &Slot) -> nix::Result<(File, String)> {
+fn create_beside(write_target: &WriteTarget) -> nix::Result<(File, String)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    for _ in 0..MAX_NAMES {
+    for _ in 0..MAX_NAME_ATTEMPTS {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!(".palisade-{}-{number}.tmp", std::process::id());
-        match new_file(&slot.directory, &name, Mode::from_bits_truncate(0o666)) {
+        match new_file(
+            &write_target.directory,
+            &name,
+            Mode::from_bits_truncate(0o666),
+        ) {
             Ok(file) => return Ok((file, name)),
             Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
@@ -354,15 +369,15 @@ mod tests {
     fn concurrent_change_is_not_overwritten() {
         let (workspace, root) = workspace();
         let file = workspace.path().join("file");
-        let slot = root.slot("file", false).unwrap();
+        let write_target = root.write_target("file", false).unwrap();
         std::fs::write(&file, "read").unwrap();
-        let read = slot.stat().unwrap().unwrap();
-        let temp_file = TempFile::make(&slot, b"mine", Some(&read)).unwrap();
+        let read = write_target.stat().unwrap().unwrap();
+        let temp_file = TempFile::make(&write_target, b"mine", Some(&read)).unwrap();
         put(&root, "file", "theirs").unwrap();
         assert!(!temp_file.replace_if_unchanged(&read).unwrap());
         assert_eq!(std::fs::read(&file).unwrap(), b"theirs");
-        let read = slot.stat().unwrap().unwrap();
-        let temp_file = TempFile::make(&slot, b"mine", Some(&read)).unwrap();
+        let read = write_target.stat().unwrap().unwrap();
+        let temp_file = TempFile::make(&write_target, b"mine", Some(&read)).unwrap();
         assert!(temp_file.replace_if_unchanged(&read).unwrap());
         assert_eq!(std::fs::read(&file).unwrap(), b"mine");
         assert_eq!(names(&workspace), ["file"]);

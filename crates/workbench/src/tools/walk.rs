@@ -19,12 +19,12 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{SFlag, fstat, fstatat};
 
 use super::Cancelled;
-use crate::root::{kind, open_name, open_plain};
+use crate::root::{kind, open_name, open_without_links};
 
-/// Limit of threads; more of them only wait for each other.
+/// Maximum number of threads; more threads would only wait for each other.
 const MAX_THREADS: usize = 12;
 
-/// Limit of the bytes read from a pattern file.
+/// Maximum number of bytes that are read from a file of ignore patterns.
 const MAX_PATTERN_FILE: u64 = 1 << 20;
 
 /// A walk of a directory.
@@ -62,22 +62,22 @@ impl Walk<'_> {
     /// Calls a visitor for every file; `make` creates one visitor per thread.
     pub(super) fn run<V: FnMut(FoundFile<'_>) -> WalkControl>(&self, make: impl Fn() -> V + Sync) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let queue = WorkQueue::new(self.first());
+        let queue = WorkQueue::new(self.first_task());
         std::thread::scope(|scope| {
             for _ in 1..threads.min(MAX_THREADS) {
-                scope.spawn(|| self.work(&queue, make()));
+                scope.spawn(|| self.run_worker(&queue, make()));
             }
-            self.work(&queue, make());
+            self.run_worker(&queue, make());
         });
     }
 
     /// The first directory, with the ignore rules of its parents.
-    fn first(&self) -> Task {
+    fn first_task(&self) -> Task {
         let mut rules = None;
-        let above: Vec<&Path> = self.top.ancestors().skip(1).collect();
-        for path in above.into_iter().rev() {
+        let parents: Vec<&Path> = self.top.ancestors().skip(1).collect();
+        for path in parents.into_iter().rev() {
             if let Ok(directory) = open_directory(self.base, path) {
-                rules = Rules::of(&directory, path, rules);
+                rules = Rules::load(&directory, path, rules);
             }
         }
         Task {
@@ -86,7 +86,7 @@ impl Walk<'_> {
         }
     }
 
-    fn work<V: FnMut(FoundFile<'_>) -> WalkControl>(&self, queue: &WorkQueue, mut visit: V) {
+    fn run_worker<V: FnMut(FoundFile<'_>) -> WalkControl>(&self, queue: &WorkQueue, mut visit: V) {
         while let Some(task) = queue.next() {
             let mut below = Vec::new();
             let next = if self.cancelled.is_cancelled() {
@@ -94,7 +94,7 @@ impl Walk<'_> {
             } else {
                 self.list(&task, &mut below, &mut visit)
             };
-            queue.done(below, next);
+            queue.finish_task(below, next);
         }
     }
 
@@ -108,7 +108,7 @@ impl Walk<'_> {
         let Ok(directory) = open_directory(self.base, &task.path) else {
             return WalkControl::Continue;
         };
-        let rules = Rules::of(&directory, &task.path, task.rules.clone());
+        let rules = Rules::load(&directory, &task.path, task.rules.clone());
         let Ok(mut listing) = directory
             .try_clone()
             .map_err(|_| nix::errno::Errno::EMFILE)
@@ -151,7 +151,8 @@ impl Walk<'_> {
         WalkControl::Continue
     }
 
-    /// Globs of the request take precedence, then the closest `.gitignore`.
+    /// Whether a path is ignored. Globs of the request take precedence, then the closest
+    /// `.gitignore`.
     fn is_ignored(&self, path: &Path, is_directory: bool, rules: Option<&Rules>) -> bool {
         match self.overrides.matched(path, is_directory) {
             Match::Ignore(_) => return true,
@@ -160,10 +161,10 @@ impl Walk<'_> {
         }
         let mut next = rules;
         while let Some(rules) = next {
-            match rules.here.matched(path, is_directory) {
+            match rules.own.matched(path, is_directory) {
                 Match::Ignore(_) => return true,
                 Match::Whitelist(_) => return false,
-                Match::None => next = rules.above.as_deref(),
+                Match::None => next = rules.parents.as_deref(),
             }
         }
         false
@@ -171,7 +172,7 @@ impl Walk<'_> {
 }
 
 fn open_directory(base: &OwnedFd, path: &Path) -> nix::Result<OwnedFd> {
-    open_plain(base, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+    open_without_links(base, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
 }
 
 /// The type of an entry, for file systems that do not report it in a listing.
@@ -187,18 +188,19 @@ fn stat_type(directory: &OwnedFd, name: &OsStr) -> Option<Type> {
 
 /// The ignore patterns of a directory and its parents.
 struct Rules {
-    here: Gitignore,
-    above: Option<Arc<Rules>>,
+    /// The patterns of the directory itself.
+    own: Gitignore,
+    parents: Option<Arc<Rules>>,
 }
 
 impl Rules {
-    fn of(directory: &OwnedFd, path: &Path, above: Option<Arc<Self>>) -> Option<Arc<Self>> {
-        let mut rules = above;
+    fn load(directory: &OwnedFd, path: &Path, parents: Option<Arc<Self>>) -> Option<Arc<Self>> {
+        let mut rules = parents;
         // A nested repository does not inherit the patterns of its parents.
         if fstatat(directory, ".git", AtFlags::AT_SYMLINK_NOFOLLOW).is_ok() {
             rules = None;
             let exclude = Path::new(".git/info/exclude");
-            if let Ok(file) = open_plain(directory, exclude, OFlag::O_RDONLY) {
+            if let Ok(file) = open_without_links(directory, exclude, OFlag::O_RDONLY) {
                 rules = Self::read(file, path, rules);
             }
         }
@@ -208,14 +210,14 @@ impl Rules {
         }
     }
 
-    fn read(file: OwnedFd, path: &Path, above: Option<Arc<Self>>) -> Option<Arc<Self>> {
+    fn read(file: OwnedFd, path: &Path, parents: Option<Arc<Self>>) -> Option<Arc<Self>> {
         if !fstat(file.as_fd()).is_ok_and(|data| kind(&data) == SFlag::S_IFREG) {
-            return above;
+            return parents;
         }
         let mut bytes = Vec::new();
         let file = std::fs::File::from(file);
         if file.take(MAX_PATTERN_FILE).read_to_end(&mut bytes).is_err() {
-            return above;
+            return parents;
         }
         let text = String::from_utf8_lossy(&bytes);
         let text = text.trim_start_matches('\u{feff}');
@@ -225,8 +227,8 @@ impl Rules {
             let _ = builder.add_line(None, line);
         }
         match builder.build() {
-            Ok(here) if !here.is_empty() => Some(Arc::new(Self { here, above })),
-            _ => above,
+            Ok(own) if !own.is_empty() => Some(Arc::new(Self { own, parents })),
+            _ => parents,
         }
     }
 }
@@ -283,7 +285,7 @@ impl WorkQueue {
         }
     }
 
-    fn done(&self, below: Vec<Task>, next: WalkControl) {
+    fn finish_task(&self, below: Vec<Task>, next: WalkControl) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.busy -= 1;
         state.waiting.extend(below);

@@ -9,7 +9,7 @@ use hyper::client::conn::http2;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{IDLE_TIMEOUT, Key, MAX_POOLED_PER_SANDBOX, MAX_POOLED_TOTAL, Pool, locked};
+use super::{IDLE_TIMEOUT, Key, MAX_POOLED_PER_SANDBOX, MAX_POOLED_TOTAL, Pool, lock_mutex};
 use crate::dialer::body::OutgoingBody;
 use crate::dialer::error::DialError;
 use crate::dialer::http1_connection::Http1Connection;
@@ -42,14 +42,17 @@ struct State {
     /// A closed pool neither takes nor gives connections.
     closed: bool,
     /// Idle HTTP/1 connections, the most recent last.
-    idle: VecDeque<Idle>,
+    idle: VecDeque<IdleConnection>,
     http2: Vec<Arc<Http2Connection>>,
     /// HTTP/1 connections in use or being dialled.
     busy: usize,
+    /// The protocol that the upstream negotiated last.
     protocol: KnownProtocol,
     /// The number of the running dial that other requests wait for.
     dialing: Option<u64>,
+    /// The number of dials so far; each dial has the next number.
     dials: u64,
+    /// The number and the error of the last failed dial that other requests waited for.
     failed: Option<(u64, DialError)>,
 }
 
@@ -62,7 +65,7 @@ enum KnownProtocol {
     Http2,
 }
 
-struct Idle {
+struct IdleConnection {
     connection: Http1Connection,
     since: Instant,
 }
@@ -76,6 +79,7 @@ pub(in crate::dialer) struct Http2Connection {
     usage: Mutex<Usage>,
 }
 
+/// Number of streams in use, and the time of the last change to zero.
 struct Usage {
     streams: usize,
     since: Instant,
@@ -140,7 +144,7 @@ impl HostPool {
         awaited_dial: Option<u64>,
         is_retry: bool,
     ) -> Checkout {
-        let mut state = locked(&self.state);
+        let mut state = lock_mutex(&self.state);
         if state.closed {
             return Checkout::Closed;
         }
@@ -190,14 +194,14 @@ impl HostPool {
     }
 
     /// Takes the most recent idle connection.
-    fn take_idle(&self, state: &mut State) -> Option<Idle> {
+    fn take_idle(&self, state: &mut State) -> Option<IdleConnection> {
         let taken = state.idle.pop_back();
         self.subtract_pooled(usize::from(taken.is_some()));
         taken
     }
 
     /// Keeps an HTTP/1 connection whose exchange has ended.
-    fn put_idle(&self, state: &mut State, idle: Idle) {
+    fn put_idle(&self, state: &mut State, idle: IdleConnection) {
         if state.closed {
             return;
         }
@@ -235,7 +239,7 @@ impl HostPool {
     }
 
     pub(super) fn close(&self) {
-        let mut state = locked(&self.state);
+        let mut state = lock_mutex(&self.state);
         state.closed = true;
         self.subtract_pooled(state.idle.len() + state.http2.len());
         let closed = (
@@ -248,7 +252,7 @@ impl HostPool {
     }
 
     pub(super) fn idle(&self) -> usize {
-        let mut state = locked(&self.state);
+        let mut state = lock_mutex(&self.state);
         self.drop_closed(&mut state);
         let http2 = state.http2.iter();
         state.idle.len()
@@ -259,11 +263,11 @@ impl HostPool {
 
     /// The time since which the longest idle connection is idle.
     pub(super) fn oldest(&self) -> Option<Instant> {
-        locked(&self.state).oldest()
+        lock_mutex(&self.state).oldest()
     }
 
     pub(super) fn drop_oldest(&self) {
-        let mut state = locked(&self.state);
+        let mut state = lock_mutex(&self.state);
         let oldest = state.oldest();
         let before = state.pooled();
         if state.idle.front().map(|idle| idle.since) == oldest {
@@ -279,7 +283,7 @@ impl HostPool {
     /// Drops expired connections, and HTTP/2 connections that are known to be closed.
     fn drop_expired(&self, state: &mut State) {
         let before = state.pooled();
-        let is_expired = |idle: &Idle| idle.since.elapsed() >= IDLE_TIMEOUT;
+        let is_expired = |idle: &IdleConnection| idle.since.elapsed() >= IDLE_TIMEOUT;
         while state.idle.front().is_some_and(is_expired) {
             state.idle.pop_front();
         }
@@ -301,7 +305,7 @@ impl HostPool {
 
     /// Drops expired and closed connections; returns whether the host pool is empty.
     pub(super) fn sweep(&self) -> bool {
-        let mut state = locked(&self.state);
+        let mut state = lock_mutex(&self.state);
         self.drop_closed(&mut state);
         state.pooled() == 0 && state.busy == 0 && state.dialing.is_none()
     }
@@ -326,7 +330,7 @@ impl DialPermit {
     /// Ends the dial to an HTTP/1.1 upstream: the caller keeps the connection, and waiting
     /// requests dial.
     pub(in crate::dialer) fn complete_http1(mut self) -> PoolSlot {
-        let mut state = locked(&self.host_pool.state);
+        let mut state = lock_mutex(&self.host_pool.state);
         state.protocol = KnownProtocol::Http1;
         if self.number.is_some() {
             state.dialing = None;
@@ -354,7 +358,7 @@ impl DialPermit {
                 since: Instant::now(),
             }),
         });
-        let mut state = locked(&self.host_pool.state);
+        let mut state = lock_mutex(&self.host_pool.state);
         state.protocol = KnownProtocol::Http2;
         match self.number {
             Some(_) => state.dialing = None,
@@ -379,14 +383,14 @@ impl DialPermit {
     /// Ends a failed dial: requests that waited for it get the same error.
     pub(in crate::dialer) fn fail(mut self, error: &DialError) {
         if let Some(number) = self.number {
-            locked(&self.host_pool.state).failed = Some((number, error.clone()));
+            lock_mutex(&self.host_pool.state).failed = Some((number, error.clone()));
         }
         self.give_up();
     }
 
     fn give_up(&mut self) {
         self.done = true;
-        let mut state = locked(&self.host_pool.state);
+        let mut state = lock_mutex(&self.host_pool.state);
         match self.number {
             Some(_) => state.dialing = None,
             None => state.busy = state.busy.saturating_sub(1),
@@ -405,13 +409,13 @@ impl Drop for DialPermit {
 }
 
 impl Http2Connection {
-    /// Takes a stream if the peer allows one more.
+    /// Takes a stream if the peer allows another one.
     fn take(&self) -> bool {
         let max_streams = self
             .max_streams
             .load(Ordering::Relaxed)
             .clamp(1, MAX_STREAMS);
-        let mut usage = locked(&self.usage);
+        let mut usage = lock_mutex(&self.usage);
         let free = usage.streams < max_streams;
         if free {
             usage.streams += 1;
@@ -420,14 +424,14 @@ impl Http2Connection {
     }
 
     fn give_back(&self) {
-        let mut usage = locked(&self.usage);
+        let mut usage = lock_mutex(&self.usage);
         usage.streams = usage.streams.saturating_sub(1);
         usage.since = Instant::now();
     }
 
     /// Since when the connection is idle; `None` while it is in use.
     fn idle_since(&self) -> Option<Instant> {
-        let usage = locked(&self.usage);
+        let usage = lock_mutex(&self.usage);
         (usage.streams == 0).then_some(usage.since)
     }
 }
@@ -444,9 +448,9 @@ impl PoolSlot {
     pub(in crate::dialer) fn give_back(self, connection: Http1Connection) {
         let since = Instant::now();
         connection.set_idle();
-        let mut state = locked(&self.host_pool.state);
+        let mut state = lock_mutex(&self.host_pool.state);
         self.host_pool
-            .put_idle(&mut state, Idle { connection, since });
+            .put_idle(&mut state, IdleConnection { connection, since });
         drop(state);
         self.host_pool.trim();
     }
@@ -457,7 +461,7 @@ impl Drop for PoolSlot {
         match &self.connection {
             Some(connection) => connection.give_back(),
             None => {
-                let mut state = locked(&self.host_pool.state);
+                let mut state = lock_mutex(&self.host_pool.state);
                 state.busy = state.busy.saturating_sub(1);
             }
         }

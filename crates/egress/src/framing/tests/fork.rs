@@ -9,14 +9,16 @@ use super::*;
 
 const CONNECT: &str = "CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\n\r\n";
 const UPGRADE: &str = "GET /chat HTTP/1.1\r\nHost: a.test\r\nUpgrade: websocket\r\n\r\n";
+/// A request with bare LF line ends, which is refused.
 const BAD: &str = "GET / HTTP/1.1\nHost: a.test\n\n";
+/// A valid request that follows another request.
 const NEXT: &str = "GET /next HTTP/1.1\r\nHost: a.test\r\n\r\n";
 
 async fn connection(bytes: &str) -> (DuplexStream, FramingGuard<DuplexStream>, GuardHandle) {
     let (mut client, server) = duplex(1 << 20);
     client.write_all(bytes.as_bytes()).await.unwrap();
-    let (guard, faults) = FramingGuard::new(server, HeadLimits::default());
-    (client, guard, faults)
+    let (guard, guard_handle) = FramingGuard::new(server, HeadLimits::default());
+    (client, guard, guard_handle)
 }
 
 async fn read(guard: &mut FramingGuard<DuplexStream>, length: usize) -> String {
@@ -37,32 +39,35 @@ async fn assert_pending(guard: &mut FramingGuard<DuplexStream>) {
 
 #[tokio::test]
 async fn bytes_after_connect_are_held_until_it_is_refused() {
-    let (_client, mut guard, faults) = connection(&format!("{CONNECT}{NEXT}{BAD}")).await;
+    let (_client, mut guard, guard_handle) = connection(&format!("{CONNECT}{NEXT}{BAD}")).await;
     assert_eq!(read(&mut guard, CONNECT.len()).await, CONNECT);
     assert_pending(&mut guard).await;
-    faults.resume(1);
+    guard_handle.resume(1);
     assert_pending(&mut guard).await;
-    faults.resume(0);
+    guard_handle.resume(0);
     assert_eq!(read(&mut guard, NEXT.len()).await, NEXT);
-    assert_eq!(faults.take_fault(1), None);
+    assert_eq!(guard_handle.take_fault(1), None);
     let stand_in = read(&mut guard, STAND_IN.len()).await;
     assert_eq!(stand_in.as_bytes(), STAND_IN);
-    assert_eq!(faults.take_fault(2).unwrap().kind, FaultKind::BareLineFeed);
+    assert_eq!(
+        guard_handle.take_fault(2).unwrap().kind,
+        FaultKind::BareLineFeed
+    );
 }
 
 #[tokio::test]
 async fn bytes_after_protocol_switch_are_passed_unchecked() {
     for head in [CONNECT, UPGRADE] {
-        let (mut client, mut guard, faults) = connection(&format!("{head}{BAD}")).await;
+        let (mut client, mut guard, guard_handle) = connection(&format!("{head}{BAD}")).await;
         assert_eq!(read(&mut guard, head.len()).await, head);
         assert_pending(&mut guard).await;
-        faults.upgrade(0);
+        guard_handle.upgrade(0);
         assert_eq!(read(&mut guard, BAD.len()).await, BAD);
         client.write_all(b"\0raw").await.unwrap();
         assert_eq!(read(&mut guard, 4).await, "\0raw");
-        assert_eq!(faults.take_fault(0), None);
+        assert_eq!(guard_handle.take_fault(0), None);
         // A raw connection stays raw.
-        faults.resume(0);
+        guard_handle.resume(0);
         client.write_all(BAD.as_bytes()).await.unwrap();
         assert_eq!(read(&mut guard, BAD.len()).await, BAD);
     }
@@ -83,7 +88,7 @@ async fn into_inner_returns_connection_and_held_bytes() {
 #[tokio::test]
 async fn upgrade_decision_wakes_waiting_reader() {
     for (head, upgrade) in [(CONNECT, true), (CONNECT, false), (UPGRADE, false)] {
-        let (_client, mut guard, faults) = connection(&format!("{head}{NEXT}")).await;
+        let (_client, mut guard, guard_handle) = connection(&format!("{head}{NEXT}")).await;
         assert_eq!(read(&mut guard, head.len()).await, head);
         let (ready, is_ready) = tokio::sync::oneshot::channel();
         let reader = tokio::spawn(async move {
@@ -93,9 +98,9 @@ async fn upgrade_decision_wakes_waiting_reader() {
         });
         is_ready.await.unwrap();
         if upgrade {
-            faults.upgrade(0);
+            guard_handle.upgrade(0);
         } else {
-            faults.resume(0);
+            guard_handle.resume(0);
         }
         assert_eq!(reader.await.unwrap(), NEXT);
     }
@@ -103,25 +108,28 @@ async fn upgrade_decision_wakes_waiting_reader() {
 
 #[tokio::test]
 async fn upgrade_decision_for_another_request_is_ignored() {
-    let (_client, mut guard, faults) = connection(&format!("{NEXT}{UPGRADE}{BAD}")).await;
+    let (_client, mut guard, guard_handle) = connection(&format!("{NEXT}{UPGRADE}{BAD}")).await;
     let length = NEXT.len() + UPGRADE.len();
     read(&mut guard, length).await;
     // The service answers the first request when the second has been read already.
-    faults.resume(0);
-    faults.upgrade(0);
+    guard_handle.resume(0);
+    guard_handle.upgrade(0);
     assert_pending(&mut guard).await;
-    faults.resume(1);
+    guard_handle.resume(1);
     read(&mut guard, STAND_IN.len()).await;
-    assert_eq!(faults.take_fault(2).unwrap().kind, FaultKind::BareLineFeed);
+    assert_eq!(
+        guard_handle.take_fault(2).unwrap().kind,
+        FaultKind::BareLineFeed
+    );
 }
 
 #[tokio::test]
 async fn body_of_upgrade_request_is_checked() {
     let head = UPGRADE.replace("\r\n\r\n", "\r\nContent-Length: 3\r\n\r\nab");
-    let (mut client, mut guard, faults) = connection(&head).await;
+    let (mut client, mut guard, guard_handle) = connection(&head).await;
     assert_eq!(read(&mut guard, head.len()).await, head);
     // A decision before the end of the body takes effect at its end.
-    faults.resume(0);
+    guard_handle.resume(0);
     client
         .write_all(format!("c{NEXT}").as_bytes())
         .await

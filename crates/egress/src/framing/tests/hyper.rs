@@ -26,7 +26,7 @@ enum ReceivedRequest {
 
 #[derive(Clone)]
 struct Service {
-    faults: GuardHandle,
+    guard_handle: GuardHandle,
     count: Arc<AtomicU64>,
     seen: Arc<Mutex<Vec<ReceivedRequest>>>,
     switch: bool,
@@ -39,7 +39,7 @@ impl Service {
         // Gives hyper the chance to read further before the answer.
         tokio::task::yield_now().await;
         let line = format!("{} {}", request.method(), request.uri());
-        let (seen, status) = if let Some(fault) = self.faults.take_fault(ordinal) {
+        let (seen, status) = if let Some(fault) = self.guard_handle.take_fault(ordinal) {
             (
                 ReceivedRequest::Refused(fault.kind),
                 StatusCode::BAD_REQUEST,
@@ -52,7 +52,7 @@ impl Service {
             });
             (ReceivedRequest::Complete(line, Vec::new()), StatusCode::OK)
         } else {
-            self.faults.resume(ordinal);
+            self.guard_handle.resume(ordinal);
             let status = match *request.method() {
                 Method::CONNECT => StatusCode::FORBIDDEN,
                 _ => StatusCode::OK,
@@ -63,7 +63,10 @@ impl Service {
                     status,
                 ),
                 Err(_) => {
-                    let fault = self.faults.take_fault(ordinal).map(|fault| fault.kind);
+                    let fault = self
+                        .guard_handle
+                        .take_fault(ordinal)
+                        .map(|fault| fault.kind);
                     (
                         ReceivedRequest::Broken(line, fault),
                         StatusCode::BAD_REQUEST,
@@ -78,9 +81,9 @@ impl Service {
     }
 }
 
-fn service(faults: GuardHandle, switch: bool) -> Service {
+fn service(guard_handle: GuardHandle, switch: bool) -> Service {
     Service {
-        faults,
+        guard_handle,
         count: Arc::default(),
         seen: Arc::default(),
         switch,
@@ -89,8 +92,8 @@ fn service(faults: GuardHandle, switch: bool) -> Service {
 }
 
 async fn serve(server: DuplexStream, switch: bool) -> Service {
-    let (guard, faults) = FramingGuard::new(server, HeadLimits::default());
-    let service = service(faults, switch);
+    let (guard, guard_handle) = FramingGuard::new(server, HeadLimits::default());
+    let service = service(guard_handle, switch);
     let answering = service.clone();
     let connection = http1::Builder::new()
         .serve_connection(
@@ -107,8 +110,9 @@ async fn serve(server: DuplexStream, switch: bool) -> Service {
 }
 
 /// Sends `bytes` in pieces of `step` bytes, and returns the received requests and the answers. The
-/// client waits until the connection is closed; if it `leaves`, it closes its sending side first.
-async fn exchange(bytes: &[u8], step: usize, leaves: bool) -> (Vec<ReceivedRequest>, String) {
+/// client waits until the connection is closed; with `closes_first` it first closes its sending
+/// side.
+async fn exchange(bytes: &[u8], step: usize, closes_first: bool) -> (Vec<ReceivedRequest>, String) {
     let (client, server) = duplex(step.min(1 << 20));
     let serving = tokio::spawn(serve(server, false));
     let (mut reader, mut writer) = tokio::io::split(client);
@@ -116,7 +120,7 @@ async fn exchange(bytes: &[u8], step: usize, leaves: bool) -> (Vec<ReceivedReque
     let writing = tokio::spawn(async move {
         // The server may close first.
         let _ = writer.write_all(&bytes).await;
-        if leaves {
+        if closes_first {
             let _ = writer.shutdown().await;
         }
         writer
@@ -367,16 +371,16 @@ async fn hyper_accepts_every_head_that_the_guard_passes() {
 
     let bytes = format!(
         "{}{}{}{LAST}",
-        with("Content-Length: 0000000000000000000"),
-        with("X: y\tz\r\n!#$%&'*+-.^_`|~: \u{ff}"),
-        with(&["X: y"; 99].join("\r\n")),
+        get_with_headers("Content-Length: 0000000000000000000"),
+        get_with_headers("X: y\tz\r\n!#$%&'*+-.^_`|~: \u{ff}"),
+        get_with_headers(&["X: y"; 99].join("\r\n")),
     );
     let (seen, _) = exchange(bytes.as_bytes(), 4096, false).await;
     assert_eq!(seen.len(), 4, "{seen:?}");
     assert_eq!(seen[3], last());
 
     // hyper supports the largest length that the guard passes.
-    let bytes = with("Content-Length: 9999999999999999999");
+    let bytes = get_with_headers("Content-Length: 9999999999999999999");
     let (seen, _) = exchange(bytes.as_bytes(), 4096, true).await;
     assert_eq!(seen, [ReceivedRequest::Broken("GET /".into(), None)]);
 }

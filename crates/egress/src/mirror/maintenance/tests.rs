@@ -38,7 +38,8 @@ impl MaintenanceFixture {
     }
 }
 
-const OLD: &str = "old-0123456789abcdef.git";
+/// The directory of a mirror that is not configured any more.
+const UNCONFIGURED: &str = "old-0123456789abcdef.git";
 
 #[tokio::test]
 async fn unconfigured_mirrors_are_removed_and_other_files_stay() {
@@ -46,7 +47,7 @@ async fn unconfigured_mirrors_are_removed_and_other_files_stay() {
     let (link, file) = ("link-0123456789abcdef.git", "file-0123456789abcdef.git");
     for dir in [
         &fixture.app(),
-        &fixture.path(OLD),
+        &fixture.path(UNCONFIGURED),
         &fixture.path("mine.git"),
     ] {
         std::fs::create_dir_all(dir.join("objects")).unwrap();
@@ -73,22 +74,27 @@ async fn unconfigured_mirrors_are_removed_and_other_files_stay() {
 #[tokio::test]
 async fn mirror_in_use_is_removed_later() {
     let fixture = MaintenanceFixture::new();
-    std::fs::create_dir(fixture.path(OLD)).unwrap();
-    let usage = fixture.mirrors.directories.find(OLD).acquire().await;
+    std::fs::create_dir(fixture.path(UNCONFIGURED)).unwrap();
+    let usage = fixture
+        .mirrors
+        .directories
+        .find(UNCONFIGURED)
+        .acquire()
+        .await;
     fixture.mirrors.remove_unconfigured(&fixture.settings).await;
-    assert!(fixture.path(OLD).exists());
+    assert!(fixture.path(UNCONFIGURED).exists());
     drop(usage);
     fixture.mirrors.remove_unconfigured(&fixture.settings).await;
-    assert!(!fixture.path(OLD).exists());
+    assert!(!fixture.path(UNCONFIGURED).exists());
 }
 
 #[tokio::test]
 async fn half_removed_mirror_is_removed_on_open() {
     let fixture = MaintenanceFixture::new();
-    let half = fixture.path(&format!("{REMOVED_PREFIX}{OLD}"));
-    std::fs::create_dir_all(half.join("objects")).unwrap();
+    let half_removed = fixture.path(&format!("{REMOVED_PREFIX}{UNCONFIGURED}"));
+    std::fs::create_dir_all(half_removed.join("objects")).unwrap();
     Mirrors::open(&fixture.path("")).unwrap();
-    assert!(!half.exists());
+    assert!(!half_removed.exists());
 }
 
 fn git(dir: &Path, args: &[&str]) -> String {

@@ -1,4 +1,4 @@
-//! What an answer does to the request that waits for it.
+//! Operator answers and the held requests that wait for them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -32,23 +32,27 @@ async fn held_request_follows_the_operators_answer() {
             let open = gate.operator.next_question().await;
             assert_eq!(open.question.rules, [rule.into()]);
             assert_eq!(gate.sandbox.in_flight.held(), 1);
-            assert_eq!(gate.origin.requests().len(), 0, "nothing left yet");
+            assert_eq!(
+                gate.origin.requests().len(),
+                0,
+                "the gate forwarded nothing yet"
+            );
             open.answer(answer);
-            let answered = request_task.await.unwrap();
-            let (verdict, reason, by) = gate.only_record().await;
+            let response = request_task.await.unwrap();
+            let (verdict, reason, deciding_rule) = gate.only_record().await;
             assert_eq!(reason, refused);
             match refused {
                 None => {
-                    assert_eq!((answered.status, answered.body.as_str()), (200, "hello"));
+                    assert_eq!((response.status, response.body.as_str()), (200, "hello"));
                     assert_eq!(verdict, Some(VerdictKind::Allow));
                 }
                 Some(reason) => {
                     assert_eq!(
-                        (answered.status, answered.reason()),
+                        (response.status, response.reason()),
                         (403, reason.code().into())
                     );
                     assert_eq!(
-                        (verdict, by.as_deref()),
+                        (verdict, deciding_rule.as_deref()),
                         (Some(VerdictKind::Deny), Some(rule))
                     );
                 }
@@ -73,11 +77,11 @@ async fn answer_satisfies_only_its_own_question() {
     assert_eq!(
         gate.sandbox.in_flight.held(),
         1,
-        "the other one still waits"
+        "the other request still waits"
     );
     refused.answer(ApprovalAnswer::Deny);
     assert_eq!(first.await.unwrap().reason(), "ask_denied");
-    // An answer without a time was for that request alone.
+    // An answer without `until` applies to one request only.
     let again = gate.spawn_get("other.example", "/").await;
     gate.operator
         .next_question()
@@ -86,23 +90,24 @@ async fn answer_satisfies_only_its_own_question() {
     assert_eq!(again.await.unwrap().reason(), "ask_denied");
 }
 
-/// Changes the policy bundle before each of its answers, which all allow.
+/// An operator who allows every question, and replaces the policy bundle before each answer.
 #[derive(Default)]
 struct ReloadingOperator {
     gate: OnceLock<Arc<Gate>>,
-    asked: Mutex<Vec<Question>>,
+    questions: Mutex<Vec<Question>>,
     reloads: AtomicUsize,
 }
 
-const IDS: [&str; 5] = ["one", "two", "three", "four", "five"];
+/// Ids of the bundles, in the order in which they replace each other.
+const BUNDLE_IDS: [&str; 5] = ["one", "two", "three", "four", "five"];
 
 #[async_trait::async_trait]
 impl Answerer for ReloadingOperator {
     async fn answer(&self, question: &Question) -> ApprovalAnswer {
-        self.asked.lock().unwrap().push(question.clone());
+        self.questions.lock().unwrap().push(question.clone());
         let next = self.reloads.fetch_add(1, Ordering::SeqCst) + 1;
         let gate = self.gate.get().unwrap();
-        gate.reload(&Rules::with_asking_bundle(IDS[next]));
+        gate.reload(&Rules::with_asking_bundle(BUNDLE_IDS[next]));
         ALLOW
     }
 
@@ -113,7 +118,7 @@ impl Answerer for ReloadingOperator {
 async fn request_with_a_fourth_question_is_refused() {
     let operator = Arc::new(ReloadingOperator::default());
     let questions = Questions::attended(Arc::clone(&operator) as _);
-    let rules = Rules::with_asking_bundle(IDS[0]);
+    let rules = Rules::with_asking_bundle(BUNDLE_IDS[0]);
     let gate =
         Gate::with_dependencies(&rules, hello_origin(), |dependencies| ServiceDependencies {
             questions,
@@ -121,15 +126,15 @@ async fn request_with_a_fourth_question_is_refused() {
         });
     let gate = Arc::new(gate);
     assert!(operator.gate.set(Arc::clone(&gate)).is_ok());
-    let answered: ClientResponse = gate.get("known.example", "/").await;
+    let response: ClientResponse = gate.get("known.example", "/").await;
     assert_eq!(
-        (answered.status, answered.reason()),
+        (response.status, response.reason()),
         (403, "ask_denied".into())
     );
     assert!(
-        answered.body.contains("more approvals"),
+        response.body.contains("more approvals"),
         "{}",
-        answered.body
+        response.body
     );
     let (verdict, reason, rule) = gate.only_record().await;
     assert_eq!(
@@ -137,8 +142,11 @@ async fn request_with_a_fourth_question_is_refused() {
         (Some(VerdictKind::Deny), Some(Reason::AskDenied))
     );
     assert_eq!(rule.as_deref(), Some("rego:four"));
-    let asked = operator.asked.lock().unwrap();
-    let rules: Vec<String> = asked.iter().map(|one| one.rules[0].to_string()).collect();
+    let questions_asked = operator.questions.lock().unwrap();
+    let rules: Vec<String> = questions_asked
+        .iter()
+        .map(|question| question.rules[0].to_string())
+        .collect();
     assert_eq!(rules, ["rego:one", "rego:two", "rego:three"]);
     assert_eq!(gate.origin.requests().len(), 0);
 }

@@ -1,4 +1,4 @@
-//! A half-open circuit breaker beside requests that do not get as far as their upstream.
+//! A half-open circuit breaker while other requests end or wait before they reach the upstream.
 
 use policy::breaker::BreakerState;
 use testkit::origin::OriginReply;
@@ -8,16 +8,16 @@ use tokio::io::AsyncWriteExt;
 use super::fixture::{Gate, Rules, get_request};
 use super::operator::ALLOW;
 
-/// Asks about one path.
+/// A policy that requires approval for one path and allows all others.
 const ASK: &str = "package http.authz\n\ndecision := {\"allow\": true} if input.path != \"/ask\"\n\n\
                    decision := {\"action\": \"ask\"} if input.path == \"/ask\"\n";
 
-/// One failure opens the breaker, and half a tenth of a second later one request may probe. A
-/// probe that is lost keeps its place for a second.
+/// One failure opens the breaker, and 50 ms later one request may probe. A lost probe occupies the
+/// breaker for a second.
 const LIMITS: &str = "circuit_breakers:\n  defaults: {failure_threshold: 1, \
                       recovery_timeout: 50ms, success_threshold: 1}\n";
 
-/// A gate whose breaker of `host` has opened and may be probed.
+/// A gate whose circuit breaker for `host` is half-open.
 async fn half_open(host: &str, path: &str) -> Gate {
     let rules = Rules {
         domains: host.to_owned(),
@@ -25,7 +25,7 @@ async fn half_open(host: &str, path: &str) -> Gate {
         egress: "  github: {allow: []}\n".to_owned(),
         ..Rules::with_bundle("mine", ASK)
     };
-    let gate = Gate::with_replies(&rules, |asked| match asked.header("x-fail") {
+    let gate = Gate::with_replies(&rules, |request| match request.header("x-fail") {
         Some(_) => OriginReply::status(500),
         None => OriginReply::text("hello"),
     });
@@ -49,7 +49,7 @@ async fn half_open(host: &str, path: &str) -> Gate {
 }
 
 #[tokio::test]
-async fn half_open_breaker_is_not_pinned_by_a_held_request() {
+async fn held_request_does_not_occupy_a_half_open_breaker() {
     let gate = half_open("known.example", "/").await;
     let request_task = gate.spawn_get("known.example", "/ask").await;
     let open = gate.operator.next_question().await;
@@ -60,18 +60,18 @@ async fn half_open_breaker_is_not_pinned_by_a_held_request() {
 }
 
 #[tokio::test]
-async fn half_open_breaker_is_not_pinned_by_a_leaving_client() {
+async fn disconnected_client_does_not_occupy_a_half_open_breaker() {
     let (host, path) = ("api.github.com", "/repos/acme/app");
     let gate = half_open(host, path).await;
     let head = format!(
         "POST http://{host}/graphql HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000000\r\n\r\n"
     );
     let mut client = gate.connect_and_send(head.as_bytes()).await;
-    // More than fits between the client and a reader of the body.
+    // More than the buffers between the client and the reader of the body can hold.
     client.write_all(&vec![b' '; 400 * 1024]).await.unwrap();
     assert_eq!(gate.records().len(), 1);
     drop(client);
-    eventually("the record of the client that left", || {
+    eventually("the record of the disconnected client", || {
         (gate.records().len() == 2).then_some(())
     })
     .await;

@@ -1,4 +1,4 @@
-//! Names in DNS queries, which never wait.
+//! DNS queries for names that need approval: the query fails at once, and a question is raised.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -17,29 +17,32 @@ use crate::fakes::sandbox_id;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 
-/// Asks for the addresses of a name, for as long as `patience`.
+/// Queries the IPv4 addresses of a name and waits for the answer at most `limit`.
 async fn resolve(
     gate: &Gate,
     name: &str,
-    patience: Duration,
+    limit: Duration,
 ) -> (ResponseCode, Vec<IpAddr>, Option<AuditEvent>) {
     let mut message = Message::new(7, MessageType::Query, OpCode::Query);
     let name = Name::from_ascii(name).unwrap();
     message.add_query(Query::query(name, RecordType::A));
     let query = message.to_vec().unwrap();
-    let way = QueryContext {
+    let context = QueryContext {
         transport: Transport::Udp,
         mode: config::section::egress::DnsMode::Forward,
         gate: None,
     };
-    let asker = QueryClient::Known(sandbox_id());
-    let answering = gate.services.name_server().answer(&asker, &query, &way);
-    let answered = timeout(patience, answering).await;
+    let client = QueryClient::Known(sandbox_id());
+    let answering = gate
+        .services
+        .name_server()
+        .answer(&client, &query, &context);
+    let answered = timeout(limit, answering).await;
     let answered = answered.expect("an answer in time").unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
     let addresses = message.answers.iter().map(|record| match &record.data {
         RData::A(address) => IpAddr::from(address.0),
-        other => panic!("{other:?} was not asked for"),
+        other => panic!("unrequested record {other:?}"),
     });
     let code = message.metadata.response_code;
     (code, addresses.collect(), answered.event)
@@ -48,8 +51,8 @@ async fn resolve(
 #[tokio::test]
 async fn unknown_name_raises_a_question_and_fails_at_once() {
     let resolver = Resolver::start();
-    let told = DnsReply::Records(vec![record("named.example", RecordData::A(ADDRESS))]);
-    resolver.set_reply("named.example", 1, told);
+    let reply = DnsReply::Records(vec![record("named.example", RecordData::A(ADDRESS))]);
+    resolver.set_reply("named.example", 1, reply);
     let gate = Gate::new(&Rules {
         egress: format!(
             "  dns: {{mode: forward, upstreams: ['{}']}}\n",
@@ -57,7 +60,7 @@ async fn unknown_name_raises_a_question_and_fails_at_once() {
         ),
         ..Rules::default()
     });
-    // A time-out of nothing ends whatever is not ready when it is first looked at.
+    // With a timeout of zero the answer must be ready at the first poll.
     let (code, addresses, event) = resolve(&gate, "named.example.", Duration::ZERO).await;
     assert_eq!((code, addresses), (ResponseCode::ServFail, vec![]));
     let event = event.unwrap();
@@ -81,7 +84,7 @@ async fn unknown_name_raises_a_question_and_fails_at_once() {
         (ResponseCode::NoError, vec![ADDRESS.into()])
     );
     assert_eq!(event.unwrap().verdict, Some(VerdictKind::Allow));
-    // A grant is for its own name and its own sandbox.
+    // A grant applies to one name and one sandbox.
     let (code, ..) = resolve(&gate, "unnamed.example.", Duration::ZERO).await;
     assert_eq!(code, ResponseCode::ServFail);
     assert_eq!(gate.operator.raised().len(), 2);

@@ -1,4 +1,4 @@
-//! A gate between a client and an origin on loopback, whose questions a test answers.
+//! A gate between a client and an origin on loopback. The test answers the gate's questions.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use super::operator::TestOperator;
 use crate::fakes::{MemoryAuditLog, connect, fake_dependencies, reload, sandbox_id};
 
-/// Names that lead to the origin.
+/// Host names that resolve to the origin.
 const NAMES: [&str; 5] = [
     "api.github.com",
     "known.example",
@@ -29,7 +29,7 @@ const NAMES: [&str; 5] = [
     "pinned.example",
 ];
 
-/// What the settings of a gate say.
+/// Settings of a gate.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     /// The items of `egress.domains`.
@@ -42,7 +42,7 @@ pub(super) struct Rules {
     pub(super) bundle_mode: &'static str,
     /// Other lines below `egress`.
     pub(super) egress: String,
-    /// What policy.yaml says.
+    /// Text of policy.yaml.
     pub(super) limits: &'static str,
 }
 
@@ -60,7 +60,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// The same with a policy bundle.
+    /// The default rules with a policy bundle.
     pub(super) fn with_bundle(id: &'static str, text: &'static str) -> Self {
         Self {
             bundle: Some((id, text)),
@@ -68,15 +68,15 @@ impl Rules {
         }
     }
 
-    /// The same with a policy bundle that asks about every request.
+    /// The default rules with a policy bundle that requires approval for every request.
     pub(super) fn with_asking_bundle(id: &'static str) -> Self {
         let ask = "package http.authz\n\n\
                    decision := {\"action\": \"ask\", \"reason\": \"Shall it?\"}\n";
         Self::with_bundle(id, ask)
     }
 
-    /// Reads them as an operator wrote them, and asks about unknown hosts where they say so:
-    /// production settings cannot say that yet.
+    /// Writes the rules to configuration files and loads them. The action for unknown hosts is set
+    /// afterwards, because configuration files do not support it yet.
     fn settings(&self, directory: &Path, origin: &OriginServer) -> Settings {
         let address = origin.address();
         let resolve: Vec<String> = NAMES
@@ -113,7 +113,7 @@ impl Rules {
     }
 }
 
-/// What a client was answered.
+/// The response that a client received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ClientResponse {
     pub(super) status: u16,
@@ -123,12 +123,12 @@ pub(super) struct ClientResponse {
 impl ClientResponse {
     /// The reason code of a refusal.
     pub(super) fn reason(&self) -> String {
-        let said: Value = serde_json::from_str(&self.body).unwrap();
-        said["reason"].as_str().unwrap().to_owned()
+        let refusal: Value = serde_json::from_str(&self.body).unwrap();
+        refusal["reason"].as_str().unwrap().to_owned()
     }
 }
 
-/// The gate.
+/// A gate with its origin, operator and audit log.
 pub(super) struct Gate {
     directory: tempfile::TempDir,
     pub(super) origin: OriginServer,
@@ -145,7 +145,7 @@ impl Gate {
         Self::with_replies(rules, |_| OriginReply::text("hello"))
     }
 
-    /// The same with an origin whose responses the test chooses.
+    /// A gate under `rules` with an origin that responds with `answer`.
     pub(super) fn with_replies(
         rules: &Rules,
         answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
@@ -155,7 +155,7 @@ impl Gate {
         Self::with_origin(directory, rules, origin)
     }
 
-    /// The same before `origin`, with its files in `directory`.
+    /// A gate under `rules` with this origin; the gate's files are in `directory`.
     pub(super) fn with_origin(
         directory: tempfile::TempDir,
         rules: &Rules,
@@ -164,7 +164,7 @@ impl Gate {
         Self::start(directory, rules, origin, |dependencies| dependencies)
     }
 
-    /// The same with other parts.
+    /// A gate under `rules` with dependencies changed by `change`.
     pub(super) fn with_dependencies(
         rules: &Rules,
         origin: OriginServer,
@@ -196,20 +196,20 @@ impl Gate {
         }
     }
 
-    /// Puts other rules in force. Returns how many requests in flight ended.
+    /// Applies other rules, as a reload does. Returns the number of requests in flight that ended.
     pub(super) fn reload(&self, rules: &Rules) -> usize {
         let settings = rules.settings(self.directory.path(), &self.origin);
         reload(&self.services, Arc::new(settings)).unwrap()
     }
 
-    /// A connection that `request` was written to.
+    /// Opens a connection and sends `request`.
     pub(super) async fn connect_and_send(&self, request: &[u8]) -> DuplexStream {
         let mut client = connect(&self.services, None);
         client.write_all(request).await.unwrap();
         client
     }
 
-    /// Sends a request, and reads its answer in a task.
+    /// Sends a request and reads its response in a task.
     pub(super) async fn spawn_request(&self, request: Vec<u8>) -> JoinHandle<ClientResponse> {
         let mut client = connect(&self.services, None);
         tokio::spawn(async move {
@@ -224,22 +224,22 @@ impl Gate {
         })
     }
 
-    /// Asks for a path of a host, in a task.
+    /// Sends a GET and reads its response in a task.
     pub(super) async fn spawn_get(&self, host: &str, path: &str) -> JoinHandle<ClientResponse> {
         self.spawn_request(get_request(host, path)).await
     }
 
-    /// Asks for a path of a host, and waits for the answer.
+    /// Sends a GET and returns the response.
     pub(super) async fn get(&self, host: &str, path: &str) -> ClientResponse {
         self.spawn_get(host, path).await.await.unwrap()
     }
 
-    /// Everything that was recorded so far.
+    /// The audit records so far.
     pub(super) fn records(&self) -> Vec<AuditEvent> {
         self.records.0.lock().unwrap().clone()
     }
 
-    /// The only record there is: its verdict, its reason and its rule.
+    /// The verdict, reason and rule of the only audit record.
     pub(super) async fn only_record(
         &self,
     ) -> (Option<VerdictKind>, Option<Reason>, Option<String>) {
@@ -249,7 +249,7 @@ impl Gate {
         (record.verdict, record.reason, rule)
     }
 
-    /// Waits until one request is held, which has secured so many bytes on disk.
+    /// Waits until one request is held and at least `bytes` bytes are reserved on disk.
     pub(super) async fn wait_for_held(&self, bytes: u64) {
         eventually("a held request", || {
             let spooled = self.sandbox.spooled.used_bytes();
@@ -258,7 +258,7 @@ impl Gate {
         .await;
     }
 
-    /// Waits until nothing of the sandbox is held any more.
+    /// Waits until the sandbox has no held request and its resources are free.
     pub(super) async fn assert_nothing_held(&self) {
         let unused = SandboxId::parse("unused").unwrap();
         let unused = self.services.sandbox(&unused).unwrap();
@@ -266,20 +266,20 @@ impl Gate {
     }
 }
 
-/// Waits until `state` has no request in flight, no byte on disk and as many places free as the
+/// Waits until `state` has no request in flight, no byte on disk and as many free permits as the
 /// state of an `unused` sandbox, and no future of the operator is alive.
 pub(super) async fn assert_nothing_held(
     state: &SandboxState,
     unused: &SandboxState,
     operator: &TestOperator,
 ) {
-    let places = |state: &SandboxState| {
+    let permits = |state: &SandboxState| {
         let (requests, pushes) = (&state.requests, &state.pushes);
         (requests.available_permits(), pushes.available_permits())
     };
-    eventually("everything that was held to be given back", || {
+    eventually("all resources to be released", || {
         let held = state.in_flight.len() + operator.waiting();
-        let is_free = places(state) == places(unused);
+        let is_free = permits(state) == permits(unused);
         (held == 0 && is_free && state.spooled.used_bytes() == 0).then_some(())
     })
     .await;
@@ -290,13 +290,13 @@ pub(super) fn hello_origin() -> OriginServer {
     OriginServer::http(|_| OriginReply::text("hello"))
 }
 
-/// A request for a path of a host.
+/// The bytes of a GET request.
 pub(super) fn get_request(host: &str, path: &str) -> Vec<u8> {
     format!("GET http://{host}{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
         .into_bytes()
 }
 
-/// The head of an upload of so many bytes to a host.
+/// The request head of an upload of `length` bytes.
 pub(super) fn upload_head(host: &str, length: usize) -> Vec<u8> {
     format!(
         "POST http://{host}/upload HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\

@@ -1,4 +1,4 @@
-//! An operator played by the test: questions arrive in a queue and wait for an answer.
+//! A fake operator: questions arrive in a queue, and the test answers them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -39,7 +39,7 @@ impl OpenQuestion {
     }
 }
 
-/// The operator.
+/// A fake operator whose answers the test chooses.
 pub(super) struct TestOperator {
     sender: mpsc::UnboundedSender<OpenQuestion>,
     open: tokio::sync::Mutex<mpsc::UnboundedReceiver<OpenQuestion>>,
@@ -69,7 +69,7 @@ impl TestOperator {
         next.expect("a question in time").expect("an open channel")
     }
 
-    /// Whether the queue is empty.
+    /// Whether no question is queued.
     pub(super) fn is_idle(&self) -> bool {
         self.open.try_lock().expect("one reader").is_empty()
     }
@@ -85,17 +85,17 @@ impl TestOperator {
     }
 }
 
-/// Counts a future while it is alive.
-struct Waiting(Arc<AtomicUsize>);
+/// Counts a future of [`Answerer::answer`] while it is alive.
+struct WaitingCount(Arc<AtomicUsize>);
 
-impl Waiting {
+impl WaitingCount {
     fn begin(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(count))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingCount {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -104,12 +104,12 @@ impl Drop for Waiting {
 #[async_trait::async_trait]
 impl Answerer for TestOperator {
     async fn answer(&self, question: &Question) -> ApprovalAnswer {
-        let _waiting = Waiting::begin(&self.waiting);
+        let _waiting = WaitingCount::begin(&self.waiting);
         let (answer, answered) = oneshot::channel();
         let question = question.clone();
         let sent = self.sender.send(OpenQuestion { question, answer });
-        assert!(sent.is_ok(), "the operator is there");
-        // A test that drops a question does not answer it.
+        assert!(sent.is_ok(), "the queue of the operator is open");
+        // A question that the test drops stays unanswered.
         match answered.await {
             Ok(answer) => answer,
             Err(_) => std::future::pending().await,

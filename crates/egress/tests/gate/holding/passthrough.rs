@@ -1,4 +1,4 @@
-//! TLS connections that pass unread: their clients wait in a handshake, so not for long.
+//! Held TLS passthrough connections. Their clients wait in the handshake, so the hold is short.
 
 use std::time::Duration;
 
@@ -18,26 +18,26 @@ use crate::rego::client_hello;
 
 const HOST: &str = "pinned.example";
 
-/// A connection to the host, with the TLS hello of its client.
-async fn begin(gate: &Gate) -> DuplexStream {
+/// Opens a connection to the host and sends the TLS ClientHello.
+async fn connect_with_hello(gate: &Gate) -> DuplexStream {
     let tunnel = (Host::parse(HOST).unwrap(), 443);
     let mut client = connect(&gate.services, Some(tunnel));
     client.write_all(&client_hello(HOST)).await.unwrap();
     client
 }
 
-/// Reads to the end of a connection on which the gate never speaks itself.
+/// Reads to the end of a connection to which nothing may have been written.
 async fn assert_closed(mut client: DuplexStream) {
-    let mut said = Vec::new();
-    drop(client.read_to_end(&mut said).await);
-    assert_eq!(said, b"");
+    let mut received = Vec::new();
+    drop(client.read_to_end(&mut received).await);
+    assert_eq!(received, b"");
 }
 
 #[tokio::test(start_paused = true)]
-async fn unread_connection_waits_ten_seconds_at_most() {
+async fn passthrough_connection_is_held_ten_seconds_at_most() {
     let gate = Gate::new(&Rules::default());
     let started = Instant::now();
-    let client = begin(&gate).await;
+    let client = connect_with_hello(&gate).await;
     let open = gate.operator.next_question().await;
     assert_closed(client).await;
     assert_eq!(started.elapsed().as_secs(), 10);
@@ -51,10 +51,10 @@ async fn unread_connection_waits_ten_seconds_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reload_does_not_prolong_the_wait_of_an_unread_connection() {
+async fn reload_does_not_prolong_the_hold_of_a_passthrough_connection() {
     let gate = Gate::new(&Rules::default());
     let started = Instant::now();
-    let client = begin(&gate).await;
+    let client = connect_with_hello(&gate).await;
     let first = gate.operator.next_question().await;
     sleep(Duration::from_secs(9)).await;
     gate.reload(&Rules::default());
@@ -67,14 +67,14 @@ async fn reload_does_not_prolong_the_wait_of_an_unread_connection() {
 }
 
 #[tokio::test]
-async fn unread_connection_follows_the_operators_answer() {
+async fn passthrough_connection_follows_the_operators_answer() {
     let origin = OriginServer::raw(|mut stream, _| {
-        let mut words = [0; 5];
-        std::io::Read::read_exact(&mut stream, &mut words).unwrap();
-        std::io::Write::write_all(&mut stream, &words).unwrap();
+        let mut bytes = [0; 5];
+        std::io::Read::read_exact(&mut stream, &mut bytes).unwrap();
+        std::io::Write::write_all(&mut stream, &bytes).unwrap();
     });
     let gate = Gate::with_origin(tempfile::tempdir().unwrap(), &Rules::default(), origin);
-    let client = begin(&gate).await;
+    let client = connect_with_hello(&gate).await;
     gate.operator
         .next_question()
         .await
@@ -83,8 +83,8 @@ async fn unread_connection_follows_the_operators_answer() {
     assert_eq!(gate.only_record().await.1, Some(Reason::AskDenied));
     assert_eq!(gate.origin.connections(), 0);
 
-    let mut client = begin(&gate).await;
-    // What the client sends while it waits is passed on as well.
+    let mut client = connect_with_hello(&gate).await;
+    // Bytes that the client sends during the hold are forwarded too.
     client.write_all(b"early").await.unwrap();
     let open = gate.operator.next_question().await;
     assert_eq!(gate.sandbox.in_flight.held(), 1);
@@ -104,12 +104,12 @@ async fn unread_connection_follows_the_operators_answer() {
     gate.assert_nothing_held().await;
 }
 
-// Before its time is up: the clock stands still.
+// The clock is paused, so the hold cannot have timed out.
 #[tokio::test(start_paused = true)]
-async fn unread_connection_whose_client_hangs_up_ends_its_hold() {
+async fn client_disconnect_ends_the_hold_of_a_passthrough_connection() {
     let gate = Gate::new(&Rules::default());
     let started = Instant::now();
-    let client = begin(&gate).await;
+    let client = connect_with_hello(&gate).await;
     let open = gate.operator.next_question().await;
     drop(client);
     open.wait_until_withdrawn().await;
@@ -123,10 +123,10 @@ async fn unread_connection_whose_client_hangs_up_ends_its_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dismissal_ends_the_hold_of_an_unread_connection() {
+async fn sandbox_removal_ends_the_hold_of_a_passthrough_connection() {
     let gate = Gate::with_replies(&Rules::default(), |_| OriginReply::text("hello"));
     let started = Instant::now();
-    let client = begin(&gate).await;
+    let client = connect_with_hello(&gate).await;
     let open = gate.operator.next_question().await;
     gate.services.remove_sandbox(&sandbox_id());
     open.wait_until_withdrawn().await;

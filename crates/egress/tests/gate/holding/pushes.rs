@@ -1,4 +1,4 @@
-//! Pushes that wait for an operator's answer.
+//! Held pushes: pushes that wait for an operator's answer.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -25,19 +25,19 @@ const MIRROR: &str = "palisade.internal/git/app";
 
 /// Finds a secret in every push to a branch whose name begins with `ask`.
 fn find_secrets(input: &ReaderInput) -> Result<Findings, Denial> {
-    let mut updates = input.case.updates.iter();
+    let mut updates = input.context.updates.iter();
     let secret = SecretFinding {
         rule: "some-key".to_owned(),
         place: SecretLocation::Ref(0),
     };
-    let asks = updates.any(|update| update.name.to_string().starts_with("refs/heads/ask"));
+    let has_secret = updates.any(|update| update.name.to_string().starts_with("refs/heads/ask"));
     Ok(Findings {
-        secrets: if asks { vec![secret] } else { Vec::new() },
+        secrets: if has_secret { vec![secret] } else { Vec::new() },
         ..Findings::default()
     })
 }
 
-/// A gate that asks about secrets in pushes.
+/// A gate that requires approval for pushes with secrets.
 fn create_fixture(git: &str) -> (Arc<PushFixture>, Arc<TestOperator>) {
     let operator = TestOperator::new();
     let ask = |settings: &mut Settings| settings.git.scan = GitAction::Ask;
@@ -45,7 +45,7 @@ fn create_fixture(git: &str) -> (Arc<PushFixture>, Arc<TestOperator>) {
     (Arc::new(fixture), operator)
 }
 
-/// Puts the same settings, or others below `git`, in force.
+/// Applies settings with `git` as lines of the section `git`.
 async fn reload(fixture: &PushFixture, git: &str) {
     let mut settings = fixture.settings(git);
     settings.git.scan = GitAction::Ask;
@@ -62,7 +62,7 @@ fn push(
     tokio::spawn(async move { fixture.push_to(address, &body).await })
 }
 
-/// Waits until nothing of the sandbox is held any more.
+/// Waits until the sandbox has no held request and its resources are free.
 async fn assert_free(fixture: &PushFixture, operator: &TestOperator) {
     let unused = policy::id::SandboxId::parse("unused").unwrap();
     let [used, unused] = [&sandbox_id(), &unused].map(|id| fixture.services.sandbox(id).unwrap());
@@ -103,7 +103,7 @@ async fn held_push_follows_the_operators_answer() {
         let open = operator.next_question().await;
         assert_eq!(open.question.grants, Grant::Push);
         assert_eq!(open.question.rules, ["secret:some-key".into()]);
-        assert_eq!(fixture.forge.pushed(), 0);
+        assert_eq!(fixture.forge.pushed_bytes(), 0);
         open.answer(answer);
         let response = pushing.await.unwrap();
         assert!(response.contains(expected), "{response}");
@@ -141,18 +141,18 @@ async fn push_decided_three_times_takes_one_push_token() {
     let (fixture, operator) = create_fixture(git);
     let pushing = push(&fixture, FORGE, "refs/heads/ask");
     let first = operator.next_question().await;
-    let asked = fixture.services.clock().tick();
+    let first_question_time = fixture.services.clock().tick();
     reload(&fixture, git).await;
     let second = operator.next_question().await;
     first.wait_until_withdrawn().await;
     second.answer(ALLOW);
     let response = pushing.await.unwrap();
     assert!(response.contains("ok refs/heads/ask"), "{response}");
-    // As of the first question: a token that was taken after it would count in full, however long
-    // that is ago.
+    // Counts the tokens as of the first question. A token that was taken later than this time would
+    // not be refilled at all.
     let state = fixture.services.sandbox(&sandbox_id()).unwrap();
     let mut left = 0;
-    while state.take_push(asked).is_ok() {
+    while state.take_push(first_question_time).is_ok() {
         left += 1;
     }
     assert_eq!(left, 9);
@@ -170,16 +170,16 @@ async fn client_that_hangs_up_ends_the_hold_of_its_push() {
     drop(client);
     open.wait_until_withdrawn().await;
     assert_free(&fixture, &operator).await;
-    let asked = (
+    let ask_record = (
         Some(VerdictKind::Ask),
         None,
         Some("secret:some-key".to_owned()),
     );
-    assert_eq!(only_push(&fixture), asked);
-    assert_eq!(fixture.forge.pushed(), 0);
+    assert_eq!(only_push(&fixture), ask_record);
+    assert_eq!(fixture.forge.pushed_bytes(), 0);
 }
 
-/// The settings of a mirror of a repository of the forge.
+/// Settings with a mirror of the forge's repository `repository`.
 fn mirror(repository: &str) -> String {
     format!(
         "  restricted_paths: []\n  \
@@ -192,7 +192,7 @@ async fn push_to_a_mirror_is_held_and_then_sent() {
     let (fixture, operator) = create_fixture(&mirror("acme/app"));
     let pushing = push(&fixture, MIRROR, "refs/heads/ask");
     let open = operator.next_question().await;
-    assert_eq!(fixture.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed_bytes(), 0);
     open.answer(ALLOW);
     let response = pushing.await.unwrap();
     assert!(response.contains("ok refs/heads/ask"), "{response}");
@@ -228,8 +228,8 @@ async fn reload_that_moves_a_mirror_moves_its_held_push() {
     assert!(!fixture.refs().contains("refs/heads/ask"));
 }
 
-/// A gate whose rules do not name the forge, and ask about it.
-async fn unlisted(
+/// A gate whose allowlist does not have the forge, and which requires approval for unknown hosts.
+async fn create_unlisted_fixture(
     find: impl Fn(&ReaderInput) -> Result<Findings, Denial> + Send + Sync + 'static,
 ) -> (Arc<PushFixture>, Arc<TestOperator>) {
     let operator = TestOperator::new();
@@ -238,15 +238,16 @@ async fn unlisted(
     let text = std::fs::read_to_string(&path).unwrap();
     let text = text.replace("host: forge.example", "host: other.example");
     std::fs::write(&path, text).unwrap();
-    let mut unlisted = config::load(Some(&path), &|_| None).unwrap();
-    unlisted.egress.unknown = UnknownHostAction::Ask;
-    fixture.reload(unlisted).await;
+    let mut settings = config::load(Some(&path), &|_| None).unwrap();
+    settings.egress.unknown = UnknownHostAction::Ask;
+    fixture.reload(settings).await;
     (Arc::new(fixture), operator)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn approved_host_is_queried_for_the_trees_of_a_push() {
-    let (fixture, operator) = unlisted(findings_unknown_without_upstream_trees).await;
+    let (fixture, operator) =
+        create_unlisted_fixture(findings_unknown_without_upstream_trees).await;
     let pushing = push(&fixture, FORGE, FEATURE);
     let open = operator.next_question().await;
     assert_eq!(open.question.grants, Grant::Host);
@@ -261,8 +262,8 @@ async fn approved_host_is_queried_for_the_trees_of_a_push() {
 async fn approval_that_ends_while_a_push_is_read_asks_again() {
     let gate = Arc::<OnceLock<Arc<PushFixture>>>::default();
     let reader = Arc::clone(&gate);
-    let (fixture, operator) = unlisted(move |_| {
-        // The end of an approval replaces the rules of the sandbox, as a reload does.
+    let (fixture, operator) = create_unlisted_fixture(move |_| {
+        // The end of an approval replaces the policy snapshot of the sandbox, as a reload does.
         let services = &reader.get().unwrap().services;
         let state = services.sandbox(&sandbox_id()).unwrap();
         let has_ended = || {
@@ -279,7 +280,7 @@ async fn approval_that_ends_while_a_push_is_read_asks_again() {
     let soon = fixture.services.clock().tick() + Duration::from_millis(500);
     open.answer(ApprovalAnswer::Allow { until: Some(soon) });
     let again = operator.next_question().await;
-    assert_eq!(fixture.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed_bytes(), 0);
     again.answer(ApprovalAnswer::Deny);
     let response = pushing.await.unwrap();
     assert!(response.contains("ask_denied"), "{response}");

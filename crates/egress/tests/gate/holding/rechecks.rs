@@ -1,5 +1,5 @@
-//! Rules that change at the moment a request leaves, or while its upstream takes its time: it is
-//! decided about again, and not on a thread that others wait for.
+//! Rules that change when the gate sends a request, or before the upstream responds: the request is
+//! decided again, on a thread that runs no async tasks.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -17,7 +17,7 @@ use testkit::wait::eventually;
 use super::fixture::{Gate, Rules, hello_origin};
 use crate::fakes::FakeRegistry;
 
-/// A registry that keeps the threads on which it was read.
+/// A registry that records the threads of its lookups.
 #[derive(Clone, Default)]
 struct RecordingRegistry(Arc<Mutex<Vec<ThreadId>>>);
 
@@ -31,20 +31,20 @@ impl Registry for RecordingRegistry {
         FakeRegistry.by_ip(ip)
     }
 
-    fn expired(&self, _: &SandboxId) {}
+    fn report_expiry(&self, _: &SandboxId) {}
 }
 
 impl RecordingRegistry {
-    /// Whether a recheck was made on a thread that is not this one, which runs all tasks of a
-    /// test. Nothing else reads the registry elsewhere.
-    fn has_another(&self) -> bool {
+    /// Whether a lookup ran on another thread than this one. This thread runs all async tasks of
+    /// the test, so only a recheck can use another thread.
+    fn used_another_thread(&self) -> bool {
         let own = thread::current().id();
         self.0.lock().unwrap().iter().any(|id| *id != own)
     }
 }
 
-/// A log that has the rules changed when the decision of a bundle is written to it: after the
-/// decision about a request, and before the request leaves.
+/// An audit log that replaces the rules when the decision of a bundle is recorded: after the
+/// decision about a request, and before the request is sent.
 #[derive(Default)]
 struct ReloadingLog {
     gate: OnceLock<(Arc<Gate>, Rules)>,
@@ -75,23 +75,23 @@ impl AuditReader for ReloadingLog {
     }
 }
 
-/// Refuses everything, in a bundle that only logs.
+/// A policy that refuses everything; its bundle only logs.
 const LOGGED: &str = "package http.authz\n\nallow := false\n";
 
 #[tokio::test]
 async fn reload_as_a_request_leaves_rechecks_off_the_async_thread() {
-    let logging = || Rules {
+    let log_only = || Rules {
         bundle_mode: "log",
         unknown: UnknownHostAction::Deny,
         ..Rules::with_bundle("mine", LOGGED)
     };
-    let elsewhere = Rules {
+    let other_host = Rules {
         domains: "other.example".to_owned(),
-        ..logging()
+        ..log_only()
     };
-    for (rules, status) in [(logging(), 200), (elsewhere, 403)] {
+    for (rules, status) in [(log_only(), 200), (other_host, 403)] {
         let (threads, log) = (RecordingRegistry::default(), Arc::<ReloadingLog>::default());
-        let gate = Gate::with_dependencies(&logging(), hello_origin(), |dependencies| {
+        let gate = Gate::with_dependencies(&log_only(), hello_origin(), |dependencies| {
             ServiceDependencies {
                 registry: Arc::new(threads.clone()),
                 audit: Arc::clone(&log) as _,
@@ -101,7 +101,7 @@ async fn reload_as_a_request_leaves_rechecks_off_the_async_thread() {
         let gate = Arc::new(gate);
         assert!(log.gate.set((Arc::clone(&gate), rules)).is_ok());
         assert_eq!(gate.get("known.example", "/").await.status, status);
-        assert!(threads.has_another());
+        assert!(threads.used_another_thread());
         assert_eq!(gate.origin.requests().len(), usize::from(status == 200));
         gate.assert_nothing_held().await;
     }
@@ -111,7 +111,7 @@ async fn reload_as_a_request_leaves_rechecks_off_the_async_thread() {
 async fn reload_before_the_answer_rechecks_off_the_async_thread() {
     let latch = Latch::new();
     let (held, threads) = (latch.clone(), RecordingRegistry::default());
-    let origin = OriginServer::http(move |_| OriginReply::text("hello").held(&held));
+    let origin = OriginServer::http(move |_| OriginReply::text("hello").held_until(&held));
     let gate = Gate::with_dependencies(&Rules::default(), origin, |dependencies| {
         ServiceDependencies {
             registry: Arc::new(threads.clone()),
@@ -123,7 +123,7 @@ async fn reload_before_the_answer_rechecks_off_the_async_thread() {
         (gate.origin.requests().len() == 1).then_some(())
     })
     .await;
-    assert!(!threads.has_another());
+    assert!(!threads.used_another_thread());
     let ended = gate.reload(&Rules {
         domains: "other.example".to_owned(),
         unknown: UnknownHostAction::Deny,
@@ -131,6 +131,6 @@ async fn reload_before_the_answer_rechecks_off_the_async_thread() {
     });
     assert_eq!(ended, 1);
     assert_eq!(request_task.await.unwrap().reason(), "host_denied");
-    assert!(threads.has_another());
+    assert!(threads.used_another_thread());
     latch.open();
 }

@@ -1,4 +1,4 @@
-//! Rules that change while a request waits: it is decided anew.
+//! Rules that change while a request is held: the request is decided again.
 
 use config::section::egress::UnknownHostAction;
 use policy::reason::Reason;
@@ -7,7 +7,8 @@ use policy::verdict::VerdictKind;
 use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
 
-fn allowing() -> Rules {
+/// Rules that allow the host of the held request.
+fn allowing_rules() -> Rules {
     Rules {
         domains: "known.example, asked.example".to_owned(),
         ..Rules::default()
@@ -19,7 +20,11 @@ async fn reload_that_allows_a_held_request_lets_it_pass() {
     let gate = Gate::new(&Rules::default());
     let request_task = gate.spawn_get("asked.example", "/").await;
     let open = gate.operator.next_question().await;
-    assert_eq!(gate.reload(&allowing()), 0, "what waits is not in flight");
+    assert_eq!(
+        gate.reload(&allowing_rules()),
+        0,
+        "a held request is not in flight"
+    );
     assert_eq!(request_task.await.unwrap().status, 200);
     open.wait_until_withdrawn().await;
     let (verdict, reason, rule) = gate.only_record().await;
@@ -49,7 +54,7 @@ async fn reload_that_refuses_a_held_request_refuses_it() {
 }
 
 #[tokio::test]
-async fn reload_without_a_difference_asks_again_under_its_snapshot() {
+async fn reload_with_unchanged_rules_asks_again_with_the_new_snapshot() {
     let gate = Gate::new(&Rules::default());
     let request_task = gate.spawn_get("asked.example", "/").await;
     let first = gate.operator.next_question().await;
@@ -60,7 +65,7 @@ async fn reload_without_a_difference_asks_again_under_its_snapshot() {
     assert_eq!(second.question.digest, first.question.digest);
     let snapshot = gate.services.policy().load().number;
     assert_eq!(second.question.snapshot, snapshot);
-    // The first answer has no reader, and the request still waits.
+    // The gate no longer waits for the first answer, and the request is still held.
     assert!(first.is_withdrawn());
     assert_eq!(gate.sandbox.in_flight.held(), 1);
     assert_eq!(gate.origin.requests().len(), 0);

@@ -1,4 +1,4 @@
-//! What a request pays for: once, however often it is decided.
+//! A request takes each of its tokens once, however often it is decided.
 
 use egress::rate_limits::HostReading;
 use policy::answer::ApprovalAnswer;
@@ -9,7 +9,7 @@ use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
 use crate::fakes::sandbox_id;
 
-/// Tokens that do not come back while a test runs.
+/// A rate limit whose tokens are not refilled while a test runs.
 const LIMITS: &str = "rate_limits:\n  defaults: {requests_per_second: 0.001, burst_size: 5}\n";
 
 fn rules() -> Rules {
@@ -19,7 +19,8 @@ fn rules() -> Rules {
     }
 }
 
-/// Has a request asked about, decided again by a reload, and then answered.
+/// Sends a request that needs approval, reloads while it is held, and then answers the second
+/// question. Returns the status of the response.
 async fn ask_twice(gate: &Gate, rules: &Rules, host: &str, answer: ApprovalAnswer) -> u16 {
     let request_task = gate.spawn_get(host, "/").await;
     let first = gate.operator.next_question().await;
@@ -44,8 +45,8 @@ async fn request_decided_three_times_takes_one_rate_token() {
     assert_eq!(tokens, 4);
 }
 
-/// A name below the wildcard that looks like data: a sandbox may use sixteen of them.
-fn odd_name(number: usize) -> HostName {
+/// A name below the wildcard whose label looks like data: a sandbox may use sixteen such names.
+fn data_like_name(number: usize) -> HostName {
     let name = format!("0123456789abcdefghijkl{number:02}.wild.example");
     match policy::host::Host::parse(&name).unwrap() {
         policy::host::Host::Name(name) => name,
@@ -55,7 +56,7 @@ fn odd_name(number: usize) -> HostName {
 
 #[tokio::test]
 async fn request_decided_three_times_takes_one_label_once_allowed() {
-    // The name does not exist: that is found out after the label was taken.
+    // The name does not exist. The gate notices this after it has taken the label token.
     let resolver = Resolver::start();
     let rules = Rules {
         domains: "'*.wild.example'".to_owned(),
@@ -63,15 +64,19 @@ async fn request_decided_three_times_takes_one_label_once_allowed() {
         ..rules()
     };
     let gate = Gate::new(&rules);
-    let (refused, allowed) = (odd_name(0).to_string(), odd_name(1).to_string());
+    let (refused, allowed) = (data_like_name(0).to_string(), data_like_name(1).to_string());
     assert_eq!(
         ask_twice(&gate, &rules, &refused, ApprovalAnswer::Deny).await,
         403
     );
     assert_eq!(resolver.queries(), []);
     assert_eq!(ask_twice(&gate, &rules, &allowed, ALLOW).await, 502);
-    assert!(resolver.queries().iter().all(|asked| asked.name == allowed));
+    assert!(resolver.queries().iter().all(|query| query.name == allowed));
     let labels = gate.services.name_server().label_budget();
-    let fit = |number: &usize| labels.admit(&sandbox_id(), &odd_name(*number)).is_ok();
-    assert_eq!((2..30).take_while(fit).count(), 15);
+    let is_admitted = |number: &usize| {
+        labels
+            .admit(&sandbox_id(), &data_like_name(*number))
+            .is_ok()
+    };
+    assert_eq!((2..30).take_while(is_admitted).count(), 15);
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests that wait.
+//! Bodies of held requests.
 
 use std::sync::Arc;
 
@@ -22,18 +22,18 @@ use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
 use crate::fakes::connect;
 
-/// Larger than the window of a stream; eight of them are larger than that of a connection.
+/// Larger than the window of an HTTP/2 stream; eight bodies exceed the window of a connection.
 const LENGTH: usize = 320 * 1024;
 
 const UPLOADS: usize = 8;
 
 const HOST: &str = "known.example";
 
-/// Asks about what is posted, and about nothing else.
+/// A policy that requires approval for POST requests and allows all others.
 const ASK: &str = "package http.authz\n\ndecision := {\"allow\": true} if input.method != \"POST\"\n\n\
                    decision := {\"action\": \"ask\"} if input.method == \"POST\"\n";
 
-/// A gate before an origin with TLS.
+/// A gate with an origin that serves TLS.
 fn gate() -> Gate {
     let directory = tempfile::tempdir().unwrap();
     let ca = Ca::new("roots of a test");
@@ -46,8 +46,8 @@ fn gate() -> Gate {
     Gate::with_origin(directory, &rules, origin)
 }
 
-/// One HTTP/2 connection through the gate.
-async fn http2(gate: &Gate) -> SendRequest<Full<Bytes>> {
+/// Opens an HTTP/2 connection through the gate.
+async fn connect_http2(gate: &Gate) -> SendRequest<Full<Bytes>> {
     let root = gate.services.authority().load().root_pem().to_owned();
     let mut roots = rustls::RootCertStore::empty();
     let root = CertificateDer::from_pem_slice(root.as_bytes()).unwrap();
@@ -73,7 +73,7 @@ fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Full<Bytes>> {
     request.body(Full::new(body.into())).unwrap()
 }
 
-/// The body of one of the uploads.
+/// The body of the upload with this number.
 fn body(number: usize) -> Vec<u8> {
     let bytes = (0..LENGTH).map(|at| (at * 31 + number * 7 + at / 251) % 256);
     bytes.map(|byte| u8::try_from(byte).unwrap()).collect()
@@ -82,7 +82,7 @@ fn body(number: usize) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn held_uploads_do_not_stall_their_connection() {
     let gate = gate();
-    let mut sender = http2(&gate).await;
+    let mut sender = connect_http2(&gate).await;
     let mut uploads = Vec::new();
     for number in 0..UPLOADS {
         let upload = request(Method::POST, &format!("/{number}"), body(number));
@@ -95,12 +95,12 @@ async fn held_uploads_do_not_stall_their_connection() {
     assert_eq!(gate.sandbox.in_flight.held(), UPLOADS);
     let spooled = u64::try_from(UPLOADS * LENGTH).unwrap();
     assert_eq!(gate.sandbox.spooled.used_bytes(), spooled);
-    // A request without a body needs no window, one with a body does.
+    // A GET needs no flow-control window; a PUT with a body does.
     for (method, body) in [(Method::GET, Vec::new()), (Method::PUT, body(UPLOADS))] {
-        let beside = sender.send_request(request(method, "/beside", body));
-        let beside = timeout(LIMIT, beside).await.expect("an answer").unwrap();
-        assert_eq!(beside.status(), StatusCode::OK);
-        assert_eq!(beside.collect().await.unwrap().to_bytes(), "hello");
+        let other = sender.send_request(request(method, "/beside", body));
+        let other = timeout(LIMIT, other).await.expect("an answer").unwrap();
+        assert_eq!(other.status(), StatusCode::OK);
+        assert_eq!(other.collect().await.unwrap().to_bytes(), "hello");
     }
     assert_eq!(gate.operator.waiting(), UPLOADS);
     assert_eq!(gate.origin.requests().len(), 2);
@@ -117,7 +117,10 @@ async fn held_uploads_do_not_stall_their_connection() {
     assert_eq!(received.len(), 2 + UPLOADS);
     for number in 0..UPLOADS {
         let path = format!("/{number}");
-        let arrived = received.iter().find(|one| one.path() == path).unwrap();
+        let arrived = received
+            .iter()
+            .find(|request| request.path() == path)
+            .unwrap();
         assert!(arrived.body == body(number), "{path}");
         let length = arrived.headers.get(CONTENT_LENGTH);
         assert_eq!(length, Some(&HeaderValue::from(LENGTH)));
@@ -128,20 +131,20 @@ async fn held_uploads_do_not_stall_their_connection() {
     assert!(
         records
             .iter()
-            .all(|one| one.verdict == Some(VerdictKind::Allow))
+            .all(|record| record.verdict == Some(VerdictKind::Allow))
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reset_of_a_stream_ends_its_hold_alone() {
+async fn stream_reset_ends_only_the_hold_of_that_stream() {
     let gate = gate();
-    let mut sender = http2(&gate).await;
+    let mut sender = connect_http2(&gate).await;
     let upload = |path: &str| request(Method::POST, path, body(0));
-    let left = tokio::spawn(sender.send_request(upload("/left")));
+    let abandoned = tokio::spawn(sender.send_request(upload("/left")));
     let withdrawn = gate.operator.next_question().await;
     let stays = tokio::spawn(sender.send_request(upload("/stays")));
     let open = gate.operator.next_question().await;
-    left.abort();
+    abandoned.abort();
     withdrawn.wait_until_withdrawn().await;
     assert_eq!(gate.only_record().await.0, Some(VerdictKind::Ask));
     assert_eq!(gate.sandbox.in_flight.held(), 1);

@@ -50,25 +50,28 @@ async fn deny_destructive_example_blocks_destructive_calls() {
     let governance = example("mcp-deny-destructive", "mcp/authz");
     let named = |name: &str| call(json!({"name": name, "arguments": {"path": "x"}}));
     assert!(matches!(
-        rule_on(&governance, &named("read_file")).await,
+        ruling_of(&governance, &named("read_file")).await,
         Ruling::Pass
     ));
     for name in ["delete_file", "dropTable", "fs__purge"] {
-        let denial = blocked(rule_on(&governance, &named(name)).await, Reason::RegoDenied);
+        let denial = blocked(
+            ruling_of(&governance, &named(name)).await,
+            Reason::RegoDenied,
+        );
         assert!(denial.message.contains("not allowed"), "{denial:?}");
     }
     let wrapped = json!({"name": "mcp-exec", "arguments": {"name": "sh", "arguments": "{\"c\":\"rm -rf /\"}"}});
     blocked(
-        rule_on(&governance, &call(wrapped)).await,
+        ruling_of(&governance, &call(wrapped)).await,
         Reason::RegoDenied,
     );
     // Calls without a valid name call no tool.
     for odd in [json!({"name": 7}), json!({}), json!([1])] {
-        let ruling = rule_on(&governance, &call(&odd)).await;
+        let ruling = ruling_of(&governance, &call(&odd)).await;
         assert!(matches!(ruling, Ruling::Pass), "{odd}: {ruling:?}");
     }
     assert!(matches!(
-        rule_on(&governance, &answer("{}")).await,
+        ruling_of(&governance, &answer("{}")).await,
         Ruling::Pass
     ));
 }
@@ -79,11 +82,11 @@ async fn redact_example_removes_addresses_and_keys() {
     let text = concat!("ask anna@example.com, AK", "IAABCDEFGHIJKLMNOP");
     let result = format!(r#"{{"content":[{{"type":"text","text":"{text}"}}],"n":1.0}}"#);
     assert_eq!(
-        modified(rule_on(&governance, &answer(result)).await),
+        modified(ruling_of(&governance, &answer(result)).await),
         r#"{"content":[{"type":"text","text":"ask [e-mail], [aws key]"}],"n":1.0}"#
     );
     blocked(
-        rule_on(
+        ruling_of(
             &governance,
             &call(json!({"name": "t", "arguments": {"x": text}})),
         )
@@ -92,7 +95,7 @@ async fn redact_example_removes_addresses_and_keys() {
     );
     let fine = json!({"name": "t", "arguments": {"to": "anna@example.com"}});
     assert!(matches!(
-        rule_on(&governance, &call(fine)).await,
+        ruling_of(&governance, &call(fine)).await,
         Ruling::Pass
     ));
 }
@@ -103,11 +106,11 @@ async fn agent_tools_example_limits_listing_and_calls() {
     // The caller of these tests is in the sandbox `box`, which has the default.
     let named = |name: &str| call(json!({"name": name}));
     assert!(matches!(
-        rule_on(&governance, &named("read_file")).await,
+        ruling_of(&governance, &named("read_file")).await,
         Ruling::Pass
     ));
     let denial = blocked(
-        rule_on(&governance, &named("write_file")).await,
+        ruling_of(&governance, &named("write_file")).await,
         Reason::RegoDenied,
     );
     assert_eq!(denial.message, "box may not use fs/write_file.");
@@ -119,7 +122,7 @@ async fn agent_tools_example_limits_listing_and_calls() {
         )
     };
     assert_eq!(
-        modified(rule_on(&governance, &listing).await),
+        modified(ruling_of(&governance, &listing).await),
         r#"{"tools":[{"name":"read_file","inputSchema":{"max":1e30}}],"nextCursor":"c"}"#
     );
 }
@@ -133,13 +136,13 @@ async fn elicitation_example_blocks_requests_for_secrets() {
         ..call(params)
     };
     let fine = ask("elicitation/create", json!({"message": "Which branch?"}));
-    assert!(matches!(rule_on(&governance, &fine).await, Ruling::Pass));
+    assert!(matches!(ruling_of(&governance, &fine).await, Ruling::Pass));
     for bad in [
         ask("elicitation/create", json!({"message": "Your password?"})),
         ask("sampling/createMessage", json!({"maxTokens": 1})),
         ask("roots/list", json!({})),
         ask("other", json!({})),
     ] {
-        blocked(rule_on(&governance, &bad).await, Reason::RegoDenied);
+        blocked(ruling_of(&governance, &bad).await, Reason::RegoDenied);
     }
 }

@@ -115,14 +115,14 @@ allow if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna"
         session: String::new(),
         sandbox: None,
     };
-    let served = bridge.tool(Some("fs"), &caller).unwrap();
+    let server = bridge.tool(Some("fs"), &caller).unwrap();
     let call =
         json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "read"}});
     let call = RpcMessage::read(call.to_string()).unwrap();
     let relay = bridge.relay();
     let permitted = relay
         .permit(
-            &served,
+            &server,
             &caller,
             call,
             &CallHeaders::default(),
@@ -135,7 +135,7 @@ allow if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna"
     let result = Ok(RpcMessage::read(result.to_owned()).unwrap());
     let terms = HoldTerms::default();
     let delivered = relay
-        .deliver(&served, &caller, &permitted, result, &terms)
+        .deliver(&server, &caller, &permitted, result, &terms)
         .await;
     let delivered: Value = serde_json::from_str(&delivered).unwrap();
     let stamp = &delivered["result"]["_meta"]["palisade/request"];

@@ -5,6 +5,7 @@ use tokio::runtime::Runtime;
 
 use super::*;
 
+/// The number of generated cases of each property.
 const CASES: u32 = 128;
 
 fn runtime() -> Runtime {
@@ -57,7 +58,7 @@ fn property_03_policy_decision_mapping() {
             data["name"] = json!("t");
         }
         let decide = json!({"action": action, "reason": reason, "outputs": {"modified_data": data}});
-        // Also inside a wrapper.
+        // The call may be wrapped in another call.
         let call = json!({"name": "t", "arguments": arguments, "decide": decide});
         let params = if wrapped { json!({"name": "mcp-exec", "arguments": call}) } else { call };
         let answer = runtime.block_on(before(&interceptor, request("r", params)));

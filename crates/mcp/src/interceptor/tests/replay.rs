@@ -34,6 +34,7 @@ impl GatewayView {
     }
 }
 
+/// A policy that blocks some calls and results, and redacts mail addresses in results.
 const POLICY: &str = r#"
 default decision := {"action": "allow"}
 

@@ -5,7 +5,7 @@ use super::*;
 use crate::bridge::Bridge;
 use crate::call_headers::CallHeaders;
 use crate::caller::McpCaller;
-use crate::context::CORRELATION;
+use crate::context::CORRELATION_KEY;
 use crate::hold_terms::HoldTerms;
 use crate::rpc::RpcMessage;
 
@@ -20,16 +20,16 @@ fn anna() -> McpCaller {
 /// Has the relay permit a call of `fs` with the request ids `meta` in `_meta` and `header` in the
 /// header. The error is the refusal.
 async fn permit(bridge: &Bridge, meta: &str, header: &str) -> Result<(), Value> {
-    let params = json!({"name": "t", "_meta": {CORRELATION: meta}});
+    let params = json!({"name": "t", "_meta": {CORRELATION_KEY: meta}});
     let call = RpcMessage::request("1", "tools/call", &params.to_string());
-    let served = bridge.tool(Some("fs"), &anna()).unwrap();
+    let server = bridge.tool(Some("fs"), &anna()).unwrap();
     let headers = CallHeaders {
         parent: None,
         request_id: Some(header.to_owned()),
     };
     let call = RpcMessage::read(call).unwrap();
     let (relay, terms) = (bridge.relay(), HoldTerms::default());
-    let permitted = relay.permit(&served, &anna(), call, &headers, &terms).await;
+    let permitted = relay.permit(&server, &anna(), call, &headers, &terms).await;
     permitted
         .map(drop)
         .map_err(|refusal| serde_json::from_str(&refusal).unwrap())
@@ -79,7 +79,7 @@ async fn call_with_an_expired_request_id_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn docker_after_hook_sees_decision_and_outcome() {
+async fn docker_after_hook_receives_decision_and_outcome() {
     let policy = r#"
 decision := {"action": "allow", "reason": "fine", "metadata": {"ticket": 7}} if input.moment == "before"
 
@@ -94,20 +94,20 @@ decision := {"action": "allow"} if {
 }"#;
     let (interceptor, _) = interceptor(policy);
     let bridge = bridge_with_sweeper(&interceptor);
-    let served = bridge.tool(Some("fs"), &anna()).unwrap();
+    let server = bridge.tool(Some("fs"), &anna()).unwrap();
     let call = RpcMessage::request("1", "tools/call", r#"{"name":"t"}"#);
     let call = RpcMessage::read(call).unwrap();
     let relay = bridge.relay();
     let headers = CallHeaders::default();
     let terms = HoldTerms::default();
     let permitted = relay
-        .permit(&served, &anna(), call, &headers, &terms)
+        .permit(&server, &anna(), call, &headers, &terms)
         .await
         .unwrap();
     tokio::time::advance(Duration::from_millis(1234)).await;
     let answer = RpcMessage::read(RpcMessage::answer("1", r#"{"content":[]}"#)).unwrap();
     let delivered = relay
-        .deliver(&served, &anna(), &permitted, Ok(answer), &terms)
+        .deliver(&server, &anna(), &permitted, Ok(answer), &terms)
         .await;
     let delivered: Value = serde_json::from_str(&delivered).unwrap();
     let mut result = delivered["result"].clone();

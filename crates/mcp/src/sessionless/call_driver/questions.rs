@@ -27,7 +27,7 @@ pub(super) struct DecidedQuestion {
     decided: Result<RpcMessage, Denial>,
 }
 
-type Deciding = Pin<Box<dyn Future<Output = DecidedQuestion> + Send>>;
+type DecisionFuture = Pin<Box<dyn Future<Output = DecidedQuestion> + Send>>;
 
 /// Questions that wait for the operator. Dropping this ends the waits.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl UndecidedQuestions {
         self.deciding.is_empty()
     }
 
-    /// Waits for the next decision; none if the server has withdrawn the question meanwhile.
+    /// Waits for the next decision; none if the server has withdrawn the question.
     pub(super) async fn next(&mut self) -> Option<DecidedQuestion> {
         let decided = self.deciding.join_next().await?.ok()?;
         self.withdrawn.remove(&decided.id)?;
@@ -56,18 +56,19 @@ impl UndecidedQuestions {
         }
     }
 
-    fn push(&mut self, id: String, deciding: Deciding, withdrawn: CancellationToken) {
+    fn push(&mut self, id: String, deciding: DecisionFuture, withdrawn: CancellationToken) {
         self.deciding.spawn(deciding);
         self.withdrawn.insert(id, withdrawn);
     }
 }
 
 impl CallDriver {
-    /// Decides about a question of the server. Returns the answer to the call if that ends it.
+    /// Decides about a question of the server. Returns the answer to the call if the question ends
+    /// the call.
     pub(super) async fn decide_question(&mut self, question: RpcMessage) -> Option<String> {
         let id = question.id().unwrap_or("null").to_owned();
         let method = question.method().unwrap_or_default().to_owned();
-        let needed = match method.as_str() {
+        let capability = match method.as_str() {
             "elicitation/create" => "elicitation",
             "roots/list" => "roots",
             "sampling/createMessage" => "sampling",
@@ -79,14 +80,14 @@ impl CallDriver {
         };
         let capabilities: Value =
             serde_json::from_str(&self.client.capabilities).unwrap_or_default();
-        if capabilities.get(needed).is_none() {
+        if capabilities.get(capability).is_none() {
             self.refuse_question(
                 &id,
                 code::METHOD_NOT_FOUND,
                 "the client lacks the capability",
             )
             .await;
-            let text = RequestError::missing_capability(needed).text(self.id());
+            let text = RequestError::missing_capability(capability).text(self.id());
             self.abandon(
                 "the client lacks a capability that the call needs",
                 CallStatus::Error,
@@ -101,21 +102,21 @@ impl CallDriver {
             return None;
         }
         let (flag, withdrawn) = (HoldFlag::default(), CancellationToken::new());
-        let mut deciding: Deciding = {
-            let (service, served) = (Arc::clone(&self.service), Arc::clone(&self.served));
+        let mut deciding: DecisionFuture = {
+            let (service, server) = (Arc::clone(&self.service), Arc::clone(&self.server));
             let (caller, id) = (self.client.caller.clone(), id.clone());
             let (flag, withdrawn) = (flag.clone(), withdrawn.clone());
             Box::pin(async move {
                 let terms = HoldTerms {
                     ends: &[
-                        (HoldEnd::Tool, served.stop()),
+                        (HoldEnd::Tool, server.stop()),
                         (HoldEnd::Withdrawn, &withdrawn),
                     ],
                     flag: Some(&flag),
                     ..HoldTerms::default()
                 };
                 let relay = service.relay();
-                let decided = relay.permit_question(&served, &caller, question, &terms);
+                let decided = relay.permit_question(&server, &caller, question, &terms);
                 DecidedQuestion {
                     decided: decided.await,
                     id,
@@ -126,7 +127,7 @@ impl CallDriver {
         match until_held(deciding.as_mut(), &flag).await {
             Some(decided) => self.add_question(decided).await,
             None => {
-                // The call continues to forward messages of the server meanwhile.
+                // The call continues to forward messages of the server during the wait.
                 self.undecided.push(id, deciding, withdrawn);
                 None
             }
@@ -134,7 +135,7 @@ impl CallDriver {
     }
 
     /// Answers an allowed question from the client's responses, or keeps it open for the client.
-    /// Refuses a denied one. Returns the answer to the call if an invalid response ends it.
+    /// Refuses a denied one. Returns the answer to the call if an invalid response ends the call.
     pub(super) async fn add_question(&mut self, decided: DecidedQuestion) -> Option<String> {
         let DecidedQuestion {
             id,
@@ -150,7 +151,7 @@ impl CallDriver {
             }
         };
         self.question_count += 1;
-        let key = self.key_of(&question);
+        let key = self.question_key(&question);
         let params = question.params().unwrap_or("{}");
         let question = Question {
             key,
@@ -177,7 +178,7 @@ impl CallDriver {
     }
 
     /// The key of a question: the name that the server chose, or a number.
-    fn key_of(&self, question: &RpcMessage) -> String {
+    fn question_key(&self, question: &RpcMessage) -> String {
         let own = question.param_text(&["_meta", INPUT_KEY]);
         let is_valid = |key: &String| {
             let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
@@ -197,7 +198,8 @@ impl CallDriver {
 
     /// Sends the client's answer to the server.
     async fn send_answer(&self, question: &Question, answer: &str) -> Result<(), RequestError> {
-        let invalid = || RequestError::params(format!("Invalid inputResponses.{}", question.key));
+        let invalid =
+            || RequestError::invalid_params(format!("Invalid inputResponses.{}", question.key));
         let value: Value = serde_json::from_str(answer).map_err(|_| invalid())?;
         let Value::Object(fields) = &value else {
             return Err(invalid());

@@ -1,6 +1,6 @@
 //! `palisade bridge run`: serves one stdio MCP server over HTTP, without a gate.
 //!
-//! It uses the gate's bridge, with the same sessions, policies and listeners, but has no
+//! The command uses the gate's bridge, with the same sessions, policies and listeners, but has no
 //! database, no control socket and no sandboxes. Decisions are written to the log.
 
 use std::ffi::OsStr;
@@ -60,9 +60,9 @@ Clients connect to http://127.0.0.1:8090/mcp (Streamable HTTP) or
 http://127.0.0.1:8090/sse (HTTP with SSE); /health and /metrics are served as well. Each
 session has a process of its own, which ends with the session. Ctrl-C ends all of them.
 
-$NAME, ${NAME} and ${NAME:-default} in COMMAND are expanded from the environment, also
-where no shell does that; $$ is a plain $. The server gets the environment and the
-directory of this command.
+$NAME, ${NAME} and ${NAME:-default} in COMMAND are expanded from the environment even
+without a shell; $$ is a plain $. The server gets the environment and the working directory
+of this command.
 
 With -c FILE, its sections server, policies, metrics and logging apply. Its tools are not
 served: palisade gate run --config FILE does that. Decisions are written to the log only;
@@ -78,14 +78,14 @@ Examples:
 
 #[derive(Debug, Args)]
 pub struct BridgeRunArgs {
-    /// Port to listen on; 0 for a free one [default: 8090 on the loopback, or server.* of FILE]
+    /// Port to listen on; 0 for a free port [default: 8090 on the loopback, or server.* of FILE]
     #[arg(long, short, value_name = "PORT")]
     port: Option<u16>,
-    /// Configuration file, as --config; the usual one is not read
+    /// Configuration file, like --config; the default file is not read
     #[arg(short = 'c', value_name = "FILE")]
     file: Option<PathBuf>,
     /// Log level: error, warn, info, debug or trace [default: info, or logging.level of FILE]
-    #[arg(long, short, value_name = "LEVEL", value_parser = level)]
+    #[arg(long, short, value_name = "LEVEL", value_parser = parse_level)]
     log_level: Option<LogLevel>,
     /// The command of the stdio server, and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
@@ -109,7 +109,7 @@ pub struct PolisBridge {
     pub args: BridgeRunArgs,
 }
 
-fn level(text: &str) -> Result<LogLevel, String> {
+fn parse_level(text: &str) -> Result<LogLevel, String> {
     let found = LEVELS.into_iter().find(|level| level.as_str() == text);
     found.ok_or_else(|| {
         let known = LEVELS.map(LogLevel::as_str).join(", ");
@@ -130,7 +130,7 @@ pub fn run(args: &BridgeRunArgs, global: &Global) -> Result<CliExit> {
         .context("cannot start the runtime")?;
     let telemetry = {
         // The trace exporter sends from the runtime.
-        let _inside = runtime.enter();
+        let _runtime_guard = runtime.enter();
         Telemetry::start(&settings, global.verbose, LogSink::Stderr)?
     };
     let served = runtime.block_on(serve(settings, global));
@@ -252,12 +252,12 @@ fn command(words: &[String]) -> Result<Vec<String>> {
     Ok(expanded)
 }
 
-/// The environment of the server: that of this process, except variables that hold a secret of
-/// the settings.
+/// The environment of the server: this process's environment without the variables that contain
+/// a secret of the settings.
 fn server_environment(settings: &Settings) -> Vec<EnvEntry> {
     let secrets = settings.secrets.keys();
     let secrets = secrets.map(|name| format!("/secrets/{name}"));
-    let held: Vec<String> = secrets
+    let secret_variables: Vec<String> = secrets
         .chain(["/server/auth_token".to_owned()])
         .filter_map(|pointer| match settings.origin(&pointer) {
             ValueOrigin::Env { name, .. } => Some(name),
@@ -270,7 +270,7 @@ fn server_environment(settings: &Settings) -> Vec<EnvEntry> {
     };
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, _)| !held.contains(name))
+        .filter(|(name, _)| !secret_variables.contains(name))
         .map(entry)
         .collect()
 }

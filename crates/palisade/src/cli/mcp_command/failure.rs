@@ -14,11 +14,11 @@ fn is_invalid_path(error: &TransferError) -> bool {
         TransferError::Refused { reason, .. } => matches!(
             reason,
             MemberRefusal::Absolute
-                | MemberRefusal::Climbs
-                | MemberRefusal::NoPath
+                | MemberRefusal::DotDot
+                | MemberRefusal::InvalidPath
                 | MemberRefusal::Link
                 | MemberRefusal::Repository
-                | MemberRefusal::OurOwn
+                | MemberRefusal::StateDirectory
         ),
         TransferError::Malformed(_)
         | TransferError::Exists(_)

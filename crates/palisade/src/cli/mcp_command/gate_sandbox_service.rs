@@ -47,11 +47,11 @@ const BOUNDS: TransferBounds = TransferBounds {
     entries: 100_000,
 };
 
-/// For how long a gate that answered counts as running.
+/// How long a gate counts as running after a response.
 const GATE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Maximum number of cached workbench clients.
-const MAX_REMEMBERED: usize = 64;
+const MAX_CACHED_CLIENTS: usize = 64;
 
 /// The sandboxes of the current repository.
 ///
@@ -107,7 +107,7 @@ impl GateSandboxService {
 
     async fn look_up(&self, name: &str) -> Result<AgentSandbox> {
         let gate = self.gate().await?;
-        Ok(shown(Self::find_sandbox(&gate, name).await?))
+        Ok(agent_sandbox(Self::find_sandbox(&gate, name).await?))
     }
 
     fn current_repository() -> Result<CurrentRepository> {
@@ -125,9 +125,9 @@ impl GateSandboxService {
             Ok(found) if found.is_remote() => return Ok(found),
             found => found,
         };
-        let here = Self::current_repository()?;
+        let current = Self::current_repository()?;
         let found = found?;
-        if found.belongs_to(&here) {
+        if found.belongs_to(&current) {
             return Ok(found);
         }
         let message = SandboxError::NotFound(name.to_owned()).to_string();
@@ -135,38 +135,38 @@ impl GateSandboxService {
     }
 
     /// The tools of a sandbox; opens a session, which the gate records.
-    async fn tools(&self, at: &SandboxId) -> Result<Arc<SandboxTools>, SandboxServiceError> {
-        let container = self.enter(at, Purpose::Exec).await.map_err(service_error)?;
+    async fn tools(&self, id: &SandboxId) -> Result<Arc<SandboxTools>, SandboxServiceError> {
+        let container = self.enter(id, Purpose::Exec).await.map_err(service_error)?;
         if let Some(container) = container {
             return Ok(Arc::new(
                 SandboxTools::remote(container).map_err(service_error)?,
             ));
         }
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tools) = clients.get(at) {
+        if let Some(tools) = clients.get(id) {
             return Ok(Arc::clone(tools));
         }
-        if clients.len() >= MAX_REMEMBERED {
+        if clients.len() >= MAX_CACHED_CLIENTS {
             clients.clear();
         }
-        let tools = Arc::new(SandboxTools::new(self.backend.clone(), at.clone())?);
-        clients.insert(at.clone(), Arc::clone(&tools));
+        let tools = Arc::new(SandboxTools::new(self.backend.clone(), id.clone())?);
+        clients.insert(id.clone(), Arc::clone(&tools));
         Ok(tools)
     }
 
     /// Opens a session, which the gate records. Returns the container if the sandbox is one of
     /// `sandbox.remote`, which has its own workbench.
-    async fn enter(&self, at: &SandboxId, purpose: Purpose) -> Result<Option<RemoteSandbox>> {
+    async fn enter(&self, id: &SandboxId, purpose: Purpose) -> Result<Option<RemoteSandbox>> {
         let body = json!({ "purpose": purpose });
         let gate = self.gate().await?;
-        let session = gate.post(&subroute(at, "session"), &body).await?;
+        let session = gate.post(&subroute(id, "session"), &body).await?;
         match session.get("backend").and_then(Value::as_str) {
-            Some("remote") => RemoteSandbox::read(at, &self.global).await.map(Some),
+            Some("remote") => RemoteSandbox::read(id, &self.global).await.map(Some),
             _ => Ok(None),
         }
     }
 
-    async fn make(&self, name: &str, dirty: bool) -> Result<AgentSandbox> {
+    async fn create_sandbox(&self, name: &str, dirty: bool) -> Result<AgentSandbox> {
         Self::current_repository()?;
         let body = CreateBody {
             name: name.to_owned(),
@@ -183,25 +183,25 @@ impl GateSandboxService {
             credentials: None,
         };
         let made = self.gate().await?.post("/v1/sandboxes", &json!(body)).await;
-        Ok(shown(serde_json::from_value(made?)?))
+        Ok(agent_sandbox(serde_json::from_value(made?)?))
     }
 
-    async fn all(&self) -> Result<Vec<AgentSandbox>> {
-        let here = Self::current_repository()?;
+    async fn list_sandboxes(&self) -> Result<Vec<AgentSandbox>> {
+        let current = Self::current_repository()?;
         let rows = self.gate().await?.get("/v1/sandboxes").await?;
         let sandboxes: Vec<SandboxInfo> = serde_json::from_value(rows)?;
-        let ours = sandboxes
+        let listed = sandboxes
             .into_iter()
-            .filter(|sandbox| sandbox.belongs_to(&here) || sandbox.is_remote());
-        Ok(ours.map(shown).collect())
+            .filter(|sandbox| sandbox.belongs_to(&current) || sandbox.is_remote());
+        Ok(listed.map(agent_sandbox).collect())
     }
 
-    async fn port_report(&self, at: &SandboxId) -> Result<Ports> {
-        let ports = self.gate().await?.get(&subroute(at, "ports")).await?;
+    async fn port_report(&self, id: &SandboxId) -> Result<Ports> {
+        let ports = self.gate().await?.get(&subroute(id, "ports")).await?;
         let list: PortList = serde_json::from_value(ports)?;
-        let published = list.published.iter().map(|one| HostPort {
-            host: one.host.to_string(),
-            port: one.port,
+        let published = list.published.iter().map(|published| HostPort {
+            host: published.host.to_string(),
+            port: published.port,
         });
         Ok(Ports {
             open: list.open,
@@ -210,20 +210,20 @@ impl GateSandboxService {
         })
     }
 
-    async fn post_action(&self, at: &SandboxId, what: &str) -> Result<()> {
+    async fn post_action(&self, id: &SandboxId, what: &str) -> Result<()> {
         let gate = self.gate().await?;
-        gate.post(&subroute(at, what), &json!({})).await?;
+        gate.post(&subroute(id, what), &json!({})).await?;
         Ok(())
     }
 
     /// Deletes a sandbox. Without force, the gate refuses if work would be lost.
-    async fn remove(&self, at: &SandboxId, force: bool) -> Result<DeletedSandbox> {
+    async fn remove(&self, id: &SandboxId, force: bool) -> Result<DeletedSandbox> {
         let gate = self.gate().await?;
-        let sandbox = Self::find_sandbox(&gate, at.as_str()).await?;
+        let sandbox = Self::find_sandbox(&gate, id.as_str()).await?;
         let force = if force { "?force=true" } else { "" };
         let answer = gate.delete(&format!("{}{force}", route(&sandbox))).await?;
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        clients.remove(at);
+        clients.remove(id);
         let text = |name: &str| answer.get(name).and_then(Value::as_str).map(str::to_owned);
         Ok(DeletedSandbox {
             tip: text("tip"),
@@ -231,10 +231,10 @@ impl GateSandboxService {
         })
     }
 
-    async fn commit(&self, at: &SandboxId, message: &str) -> Result<Snapshot> {
+    async fn commit(&self, id: &SandboxId, message: &str) -> Result<Snapshot> {
         let body = json!({ "message": message });
         let gate = self.gate().await?;
-        let report = match gate.post(&subroute(at, "snapshot"), &body).await {
+        let report = match gate.post(&subroute(id, "snapshot"), &body).await {
             // A container that is managed externally has no branch to commit to.
             Err(ControlClientError::Refused { code, .. }) if code == "managed_elsewhere" => {
                 return Ok(Snapshot::default());
@@ -249,7 +249,7 @@ impl GateSandboxService {
     }
 
     /// Copies a path of the worktree into the sandbox. Paths outside the worktree are refused.
-    async fn upload_path(&self, at: &SandboxId, from: &str, to: &str) -> Result<CopiedFiles> {
+    async fn upload_path(&self, id: &SandboxId, from: &str, to: &str) -> Result<CopiedFiles> {
         let root = worktree()?;
         let (from, to) = (from.to_owned(), PathBuf::from(to));
         let state = self.paths.state_dir.clone();
@@ -260,12 +260,12 @@ impl GateSandboxService {
             })
         };
         Ok(moved_summary(
-            self.with_backend(at, Purpose::Upload, work).await?,
+            self.with_backend(id, Purpose::Upload, work).await?,
         ))
     }
 
     /// Copies a path of the sandbox into the worktree.
-    async fn download_path(&self, at: &SandboxId, from: &str, to: &str) -> Result<CopiedFiles> {
+    async fn download_path(&self, id: &SandboxId, from: &str, to: &str) -> Result<CopiedFiles> {
         let root = worktree()?;
         let (from, to) = (PathBuf::from(from), to.to_owned());
         let work = move |backend: &(dyn Backend + Sync), id: &SandboxId| {
@@ -275,38 +275,38 @@ impl GateSandboxService {
             })
         };
         Ok(moved_summary(
-            self.with_backend(at, Purpose::Download, work).await?,
+            self.with_backend(id, Purpose::Download, work).await?,
         ))
     }
 
     /// Opens a session, which the gate records, and runs blocking work with the backend.
     async fn with_backend<T: Send + 'static>(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         purpose: Purpose,
         work: impl FnOnce(&(dyn Backend + Sync), &SandboxId) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        if let Some(container) = self.enter(at, purpose).await? {
+        if let Some(container) = self.enter(id, purpose).await? {
             return container.run_blocking(work).await;
         }
-        let (backend, at) = (self.backend.clone(), at.clone());
-        tokio::task::spawn_blocking(move || work(&backend, &at)).await?
+        let (backend, id) = (self.backend.clone(), id.clone());
+        tokio::task::spawn_blocking(move || work(&backend, &id)).await?
     }
 
-    async fn changes(&self, at: &SandboxId, most: usize) -> Result<Changes> {
+    async fn changes(&self, id: &SandboxId, max_patch: usize) -> Result<Changes> {
         let gate = self.gate().await?;
-        let sandbox = Self::find_sandbox(&gate, at.as_str()).await?;
+        let sandbox = Self::find_sandbox(&gate, id.as_str()).await?;
         if sandbox.is_remote() {
             return Err(CliError::new(CliExit::Exists, NO_BRANCH).into());
         }
         // Reading a repository blocks.
-        tokio::task::spawn_blocking(move || diff(&sandbox, most)).await?
+        tokio::task::spawn_blocking(move || diff(&sandbox, max_patch)).await?
     }
 }
 
 /// A route below the route of a sandbox.
-fn subroute(at: &SandboxId, what: &str) -> String {
-    format!("/v1/sandboxes/{at}/{what}")
+fn subroute(id: &SandboxId, what: &str) -> String {
+    format!("/v1/sandboxes/{id}/{what}")
 }
 
 /// The root of the operator's worktree.
@@ -345,11 +345,11 @@ fn diff(sandbox: &SandboxInfo, max_patch: usize) -> Result<Changes> {
         tip: changes.tip.to_string(),
         files: files.collect(),
         patch: String::from_utf8_lossy(&changes.patch).into_owned(),
-        cut: max_patch > 0 && changes.cut,
+        cut: max_patch > 0 && changes.truncated,
     })
 }
 
-fn shown(sandbox: SandboxInfo) -> AgentSandbox {
+fn agent_sandbox(sandbox: SandboxInfo) -> AgentSandbox {
     AgentSandbox {
         id: sandbox.id,
         name: sandbox.name.to_string(),
@@ -364,126 +364,128 @@ fn shown(sandbox: SandboxInfo) -> AgentSandbox {
 #[async_trait]
 impl SandboxService for GateSandboxService {
     async fn create(&self, name: &str, dirty: bool) -> Result<AgentSandbox, SandboxServiceError> {
-        self.make(name, dirty).await.map_err(service_error)
+        self.create_sandbox(name, dirty)
+            .await
+            .map_err(service_error)
     }
 
     async fn list(&self) -> Result<Vec<AgentSandbox>, SandboxServiceError> {
-        self.all().await.map_err(service_error)
+        self.list_sandboxes().await.map_err(service_error)
     }
 
     async fn find(&self, name: &str) -> Result<AgentSandbox, SandboxServiceError> {
         self.look_up(name).await.map_err(service_error)
     }
 
-    async fn ports(&self, at: &SandboxId) -> Result<Ports, SandboxServiceError> {
-        self.port_report(at).await.map_err(service_error)
+    async fn ports(&self, id: &SandboxId) -> Result<Ports, SandboxServiceError> {
+        self.port_report(id).await.map_err(service_error)
     }
 
-    async fn pause(&self, at: &SandboxId) -> Result<(), SandboxServiceError> {
-        self.post_action(at, "pause").await.map_err(service_error)
+    async fn pause(&self, id: &SandboxId) -> Result<(), SandboxServiceError> {
+        self.post_action(id, "pause").await.map_err(service_error)
     }
 
-    async fn resume(&self, at: &SandboxId) -> Result<(), SandboxServiceError> {
-        self.post_action(at, "resume").await.map_err(service_error)
+    async fn resume(&self, id: &SandboxId) -> Result<(), SandboxServiceError> {
+        self.post_action(id, "resume").await.map_err(service_error)
     }
 
     async fn delete(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         force: bool,
     ) -> Result<DeletedSandbox, SandboxServiceError> {
-        self.remove(at, force).await.map_err(service_error)
+        self.remove(id, force).await.map_err(service_error)
     }
 
     async fn read(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         arguments: &Read,
     ) -> Result<FileContent, SandboxServiceError> {
-        self.tools(at).await?.read(arguments).await
+        self.tools(id).await?.read(arguments).await
     }
 
     async fn write(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         arguments: &Write,
     ) -> Result<WrittenFile, SandboxServiceError> {
-        self.tools(at).await?.write(arguments).await
+        self.tools(id).await?.write(arguments).await
     }
 
     async fn edit(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         arguments: &Edit,
     ) -> Result<EditedFile, SandboxServiceError> {
-        self.tools(at).await?.edit(arguments).await
+        self.tools(id).await?.edit(arguments).await
     }
 
-    async fn patch(&self, at: &SandboxId, patch: &str) -> Result<Vec<String>, SandboxServiceError> {
-        self.tools(at).await?.patch(patch).await
+    async fn patch(&self, id: &SandboxId, patch: &str) -> Result<Vec<String>, SandboxServiceError> {
+        self.tools(id).await?.patch(patch).await
     }
 
     async fn bash(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         arguments: &Bash,
     ) -> Result<CommandRun, SandboxServiceError> {
-        self.tools(at).await?.bash(arguments).await
+        self.tools(id).await?.bash(arguments).await
     }
 
     async fn ls(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         arguments: &Ls,
     ) -> Result<DirectoryListing, SandboxServiceError> {
-        self.tools(at).await?.ls(arguments).await
+        self.tools(id).await?.ls(arguments).await
     }
 
     async fn glob(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         arguments: &Glob,
     ) -> Result<FoundFiles, SandboxServiceError> {
-        self.tools(at).await?.glob(arguments).await
+        self.tools(id).await?.glob(arguments).await
     }
 
     async fn grep(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         arguments: &Grep,
     ) -> Result<GrepMatches, SandboxServiceError> {
-        self.tools(at).await?.grep(arguments).await
+        self.tools(id).await?.grep(arguments).await
     }
 
     async fn upload(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         from: &str,
         to: &str,
     ) -> Result<CopiedFiles, SandboxServiceError> {
-        self.upload_path(at, from, to).await.map_err(service_error)
+        self.upload_path(id, from, to).await.map_err(service_error)
     }
 
     async fn download(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         from: &str,
         to: &str,
     ) -> Result<CopiedFiles, SandboxServiceError> {
-        self.download_path(at, from, to)
+        self.download_path(id, from, to)
             .await
             .map_err(service_error)
     }
 
     async fn snapshot(
         &self,
-        at: &SandboxId,
+        id: &SandboxId,
         message: &str,
     ) -> Result<Snapshot, SandboxServiceError> {
-        self.commit(at, message).await.map_err(service_error)
+        self.commit(id, message).await.map_err(service_error)
     }
 
-    async fn diff(&self, at: &SandboxId, most: usize) -> Result<Changes, SandboxServiceError> {
-        self.changes(at, most).await.map_err(service_error)
+    async fn diff(&self, id: &SandboxId, max_patch: usize) -> Result<Changes, SandboxServiceError> {
+        self.changes(id, max_patch).await.map_err(service_error)
     }
 }

@@ -69,7 +69,7 @@ pub fn run(args: &InstallArgs, global: &Global) -> Result<CliExit> {
 }
 
 fn install(args: &InstallArgs, global: &Global) -> Result<CliExit> {
-    let file = file(args)?;
+    let file = client_file(args)?;
     let server = ServerEntry::new(args.client, command_line(args.scope, global)?);
     let before = read(&file)?;
     let old = before.clone().unwrap_or_default();
@@ -77,24 +77,26 @@ fn install(args: &InstallArgs, global: &Global) -> Result<CliExit> {
         let message = format!("{}: {why}; nothing was changed", file.display());
         CliError::new(CliExit::Usage, message)
     })?;
-    let changes = new != old;
+    let is_changed = new != old;
     if args.print {
-        output::print_line(&shown(&file, &old, &new))?;
+        output::print_line(&unified_diff(&file, &old, &new))?;
         return Ok(CliExit::Ok);
     }
-    if changes {
-        output::print_message(&shown(&file, &old, &new));
+    if is_changed {
+        output::print_message(&unified_diff(&file, &old, &new));
         confirm(&format!("Write this to {}?", file.display()), args.yes)?;
         replace(&file, before.as_deref(), &new, args.scope)?;
     }
     let client = args.client.name();
     if global.json {
         output::print_json(&json!({
-            "client": client, "file": file, "changed": changes,
+            "client": client, "file": file, "changed": is_changed,
         }))?;
-    } else if changes {
+    } else if is_changed {
         let file = output::safe(&file.display().to_string());
-        output::print_line(&format!("Installed for {client} in {file}; restart it"))?;
+        output::print_line(&format!(
+            "Installed for {client} in {file}; restart {client}"
+        ))?;
     } else {
         output::print_line(&format!(
             "already installed for {client}; nothing to change"
@@ -105,7 +107,7 @@ fn install(args: &InstallArgs, global: &Global) -> Result<CliExit> {
 
 /// The path of the client's file. A file in the repository must not be a symbolic link, whose
 /// target the repository could choose.
-fn file(args: &InstallArgs) -> Result<PathBuf> {
+fn client_file(args: &InstallArgs) -> Result<PathBuf> {
     let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
     if args.scope == Scope::User {
         let file = args.client.user_file(env).ok_or_else(|| {
@@ -137,7 +139,7 @@ fn file(args: &InstallArgs) -> Result<PathBuf> {
 /// other machines have other paths.
 fn command_line(scope: Scope, global: &Global) -> Result<Vec<String>> {
     let mut words = vec![match scope {
-        Scope::User => text(program()?.into_os_string())?,
+        Scope::User => to_utf8(program()?.into_os_string())?,
         Scope::Project => "palisade".to_owned(),
     }];
     if scope == Scope::User {
@@ -148,7 +150,7 @@ fn command_line(scope: Scope, global: &Global) -> Result<Vec<String>> {
         ] {
             if let Some(path) = path {
                 words.push(flag.to_owned());
-                words.push(text(std::path::absolute(path)?.into_os_string())?);
+                words.push(to_utf8(std::path::absolute(path)?.into_os_string())?);
             }
         }
     }
@@ -156,20 +158,20 @@ fn command_line(scope: Scope, global: &Global) -> Result<Vec<String>> {
     Ok(words)
 }
 
-/// This program: by its name if PATH finds it, so that an update is used, too; else by its
+/// The name of this program if PATH finds it, so that an updated program is used; otherwise its
 /// path.
 fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    let first = find_program(OsStr::new("palisade"));
+    let found = find_program(OsStr::new("palisade"));
     let is_own = |file: PathBuf| std::fs::canonicalize(file).is_ok_and(|file| file == own);
-    Ok(if first.is_some_and(is_own) {
+    Ok(if found.is_some_and(is_own) {
         PathBuf::from("palisade")
     } else {
         own
     })
 }
 
-fn text(word: OsString) -> Result<String> {
+fn to_utf8(word: OsString) -> Result<String> {
     let not_text = |word: OsString| {
         let message = format!("{} is not valid UTF-8", word.display());
         CliError::new(CliExit::Usage, message)
@@ -234,7 +236,8 @@ fn replace(file: &Path, before: Option<&str>, new: &str, scope: Scope) -> Result
     Ok(())
 }
 
-fn shown(file: &Path, old: &str, new: &str) -> String {
+/// The change of the file as a unified diff, escaped for a terminal.
+fn unified_diff(file: &Path, old: &str, new: &str) -> String {
     let name = file.display().to_string();
     let diff = TextDiff::from_lines(old, new);
     let diff = diff

@@ -8,7 +8,7 @@ use policy::id::SandboxId;
 use sandbox::contract::SandboxBackend;
 use workbench::client::WorkbenchClient;
 
-use crate::cli::{Global, remote as command};
+use crate::cli::{Global, remote as remote_commands};
 
 /// A remote container.
 #[derive(Clone, Debug)]
@@ -18,17 +18,17 @@ impl RemoteSandbox {
     /// Reads the container's settings from the operator's configuration.
     pub async fn read(id: &SandboxId, global: &Global) -> Result<Self> {
         let (id, global) = (id.clone(), global.clone());
-        let read = move || command::settings(&id, &global);
+        let read = move || remote_commands::settings(&id, &global);
         Ok(Self(tokio::task::spawn_blocking(read).await??))
     }
 
     /// A client of the container's workbench.
     pub fn client(&self) -> Result<WorkbenchClient> {
-        Ok(WorkbenchClient::of(&self.0)?)
+        Ok(WorkbenchClient::for_container(&self.0)?)
     }
 
     /// Runs blocking work with the container's backend.
-    pub fn with<T>(
+    pub fn run_with_backend<T>(
         &self,
         work: impl FnOnce(&(dyn SandboxBackend + Sync), &SandboxId) -> Result<T>,
     ) -> Result<T> {
@@ -42,6 +42,6 @@ impl RemoteSandbox {
         self,
         work: impl FnOnce(&(dyn SandboxBackend + Sync), &SandboxId) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        tokio::task::spawn_blocking(move || self.with(work)).await?
+        tokio::task::spawn_blocking(move || self.run_with_backend(work)).await?
     }
 }

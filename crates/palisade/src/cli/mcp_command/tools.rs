@@ -25,6 +25,7 @@ use super::remote_container::RemoteSandbox;
 /// Timeout of `git apply`.
 const PATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The command that applies a patch and prints the changed files.
 const APPLY: &[&str] = &[
     "git",
     "apply",
@@ -34,9 +35,9 @@ const APPLY: &[&str] = &[
     "--apply",
 ];
 
-/// Line counts that a model wrote are often wrong, so a patch that fails is retried with
-/// recounting. Not at first: a following file without git's own header line would be counted
-/// in.
+/// Makes `git apply` ignore the line counts in the patch, which a model often writes wrongly. Used
+/// only after a first attempt failed: if the next file in the patch has no `diff --git` line, its
+/// lines would count as lines of the file before.
 const RECOUNT: &str = "--recount";
 
 /// Beginnings of workbench errors that mean invalid arguments or a missing path.
@@ -64,9 +65,9 @@ enum PatchTarget {
 }
 
 impl SandboxTools {
-    pub fn new(backend: Namespace, at: SandboxId) -> Result<Self, SandboxServiceError> {
-        let client = control::workbench::client(&backend, &at).map_err(service_error)?;
-        let patch_target = PatchTarget::Namespace(backend, at);
+    pub fn new(backend: Namespace, id: SandboxId) -> Result<Self, SandboxServiceError> {
+        let client = control::workbench::client(&backend, &id).map_err(service_error)?;
+        let patch_target = PatchTarget::Namespace(backend, id);
         Ok(Self {
             patch_target,
             client,
@@ -104,7 +105,7 @@ impl SandboxTools {
                 content,
                 total_lines,
                 has_more,
-                cut: truncation.map(cut),
+                cut: truncation.map(truncation_info),
             },
             ReadResult::Image { data, mime_type } => FileContent::Image { data, mime_type },
         })
@@ -147,7 +148,7 @@ impl SandboxTools {
             stderr: ran.stderr,
             exit_code: ran.exit_code,
             timed_out: ran.timed_out,
-            cut: ran.truncation.map(cut),
+            cut: ran.truncation.map(truncation_info),
         })
     }
 
@@ -159,7 +160,7 @@ impl SandboxTools {
         let listed = self.client.ls(&request).await.map_err(service_error)?;
         Ok(DirectoryListing {
             output: listed.output,
-            cut: listed.truncation.map(cut),
+            cut: listed.truncation.map(truncation_info),
         })
     }
 
@@ -201,11 +202,11 @@ impl SandboxTools {
         }
         let done = self.apply(stdin.clone(), None).await?;
         if done.exit_code == 0 {
-            return Ok(files(&done.stdout));
+            return Ok(parse_numstat(&done.stdout));
         }
         let again = self.apply(stdin, Some(RECOUNT)).await?;
         if again.exit_code == 0 {
-            return Ok(files(&again.stdout));
+            return Ok(parse_numstat(&again.stdout));
         }
         let why = String::from_utf8_lossy(&done.stderr);
         Err(SandboxServiceError::Refused(format!(
@@ -217,18 +218,18 @@ impl SandboxTools {
     async fn apply(
         &self,
         stdin: Vec<u8>,
-        more: Option<&str>,
+        extra_argument: Option<&str>,
     ) -> Result<ExecutionResult, SandboxServiceError> {
         let command = SandboxCommand {
             stdin,
             timeout: Some(PATCH_TIMEOUT),
-            ..SandboxCommand::new(APPLY.iter().copied().chain(more))
+            ..SandboxCommand::new(APPLY.iter().copied().chain(extra_argument))
         };
         let target = self.patch_target.clone();
         let done = tokio::task::spawn_blocking(move || match target {
-            PatchTarget::Namespace(backend, at) => Ok(backend.exec(&at, &command)?),
+            PatchTarget::Namespace(backend, id) => Ok(backend.exec(&id, &command)?),
             PatchTarget::Remote(container) => {
-                container.with(|backend, id| Ok(backend.exec(id, &command)?))
+                container.run_with_backend(|backend, id| Ok(backend.exec(id, &command)?))
             }
         });
         let failed = |why: String| SandboxServiceError::Failed(why);
@@ -243,7 +244,7 @@ impl SandboxTools {
 }
 
 /// The paths in the output of `git apply --numstat -z`: added, removed, path, NUL.
-fn files(listed: &[u8]) -> Vec<String> {
+fn parse_numstat(listed: &[u8]) -> Vec<String> {
     let path = |entry: &[u8]| {
         let path = entry.splitn(3, |byte| *byte == b'\t').nth(2)?;
         Some(String::from_utf8_lossy(path).into_owned())
@@ -251,7 +252,7 @@ fn files(listed: &[u8]) -> Vec<String> {
     listed.split(|byte| *byte == 0).filter_map(path).collect()
 }
 
-fn cut(truncation: Truncation) -> TruncationInfo {
+fn truncation_info(truncation: Truncation) -> TruncationInfo {
     TruncationInfo {
         total_lines: truncation.total_lines,
         total_bytes: truncation.total_bytes,
@@ -273,7 +274,7 @@ fn service_error(error: WorkbenchClientError) -> SandboxServiceError {
             }
         }
         // The sandbox is paused or stopped.
-        WorkbenchClientError::Closed { reason, .. } => SandboxServiceError::Refused(reason),
+        WorkbenchClientError::DialFailed { reason, .. } => SandboxServiceError::Refused(reason),
         error @ (WorkbenchClientError::TimedOut(_)
         | WorkbenchClientError::Inaccessible { .. }
         | WorkbenchClientError::Unauthorized(_)
@@ -298,14 +299,14 @@ mod tests {
         let what = "pattern";
         let why = path();
         for (error, is_invalid) in [
-            (ToolError::Field("path"), true),
-            (ToolError::Outside, true),
-            (ToolError::Absent(path()), true),
+            (ToolError::InvalidField("path"), true),
+            (ToolError::OutsideWorkspace, true),
+            (ToolError::NotFound(path()), true),
             (ToolError::IsDirectory(path()), true),
             (ToolError::NotADirectory(path()), true),
             (ToolError::NotAFile(path()), true),
-            (ToolError::Offset, true),
-            (ToolError::Pattern { what, why }, true),
+            (ToolError::InvalidOffset, true),
+            (ToolError::InvalidPattern { what, why }, true),
             (ToolError::NoMatch(path()), false),
             (ToolError::NoChange(path()), false),
             (ToolError::Changed(path()), false),
@@ -320,7 +321,7 @@ mod tests {
     #[test]
     fn patched_files_are_parsed_from_numstat_output() {
         let listed = b"1\t0\ta b.txt\0-\t-\tlogo.png\0\x30\t2\twith\ttab\0";
-        assert_eq!(files(listed), ["a b.txt", "logo.png", "with\ttab"]);
-        assert!(files(b"").is_empty());
+        assert_eq!(parse_numstat(listed), ["a b.txt", "logo.png", "with\ttab"]);
+        assert!(parse_numstat(b"").is_empty());
     }
 }

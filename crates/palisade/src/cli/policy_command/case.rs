@@ -16,6 +16,7 @@ use crate::exit::{CliError, CliExit};
 /// Maximum size of an input, in bytes.
 const MAX_INPUT: u64 = 64 * 1024 * 1024;
 
+/// A compiled bundle, and the input to evaluate it for.
 pub(super) struct PolicyCase {
     pub(super) contents: BundleContents,
     pub(super) bundle: Bundle,
@@ -31,7 +32,7 @@ pub(super) struct CaseDecision {
 
 impl PolicyCase {
     pub(super) fn read(args: &CaseArgs, global: &Global) -> Result<Self> {
-        let (id, path, own) = match (&args.path, &args.bundle) {
+        let (id, path, configured) = match (&args.path, &args.bundle) {
             (Some(path), _) => (name_of(path), path.clone(), None),
             (None, Some(id)) => {
                 let settings = settings(global)?;
@@ -41,8 +42,8 @@ impl PolicyCase {
                         format!("no policy bundle '{id}' in palisade.yaml; see policies.bundles");
                     return Err(CliError::new(CliExit::NotFound, message).into());
                 };
-                let own = Some(named.entrypoint.clone());
-                (named.id.clone(), named.path.clone(), own)
+                let configured = Some(named.entrypoint.clone());
+                (named.id.clone(), named.path.clone(), configured)
             }
             (None, None) => {
                 let message = "missing bundle: name a directory, or use --bundle ID";
@@ -50,7 +51,7 @@ impl PolicyCase {
             }
         };
         let contents = bundle::open(&id, &path).map_err(bundle_error)?;
-        let entrypoint = match args.entrypoint.clone().or(own) {
+        let entrypoint = match args.entrypoint.clone().or(configured) {
             Some(entrypoint) => entrypoint,
             None => only_entrypoint(&contents)?,
         };
@@ -71,21 +72,21 @@ impl PolicyCase {
         show("decision", Value::Null);
         show("bundle", json!(self.bundle.id()));
         show("entrypoint", json!(self.bundle.rule()));
-        let mut show_reason = |said: DecisionDetails| {
-            show("reason", json!(said.message));
-            show("rule", json!(said.rule));
+        let mut show_reason = |details: DecisionDetails| {
+            show("reason", json!(details.message));
+            show("rule", json!(details.rule));
         };
         let (word, exit) = match self.bundle.decide(&self.input, budget()) {
-            Decision::Allow(said) => {
-                show_reason(said);
+            Decision::Allow(details) => {
+                show_reason(details);
                 ("allow", CliExit::Ok)
             }
-            Decision::Deny(said) => {
-                show_reason(said);
+            Decision::Deny(details) => {
+                show_reason(details);
                 ("block", CliExit::Denied)
             }
-            Decision::Ask(said) => {
-                show_reason(said);
+            Decision::Ask(details) => {
+                show_reason(details);
                 ("ask", CliExit::Denied)
             }
             Decision::Undefined => ("undefined", CliExit::Denied),
@@ -93,11 +94,8 @@ impl PolicyCase {
                 show("problem", json!(failure.to_string()));
                 ("failed", CliExit::Denied)
             }
-            Decision::Modify {
-                outputs,
-                details: said,
-            } => {
-                show_reason(said);
+            Decision::Modify { outputs, details } => {
+                show_reason(details);
                 let exit = match self.redact(&outputs) {
                     Ok(redacted) => {
                         show("redacted", redacted);

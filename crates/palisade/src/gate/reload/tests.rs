@@ -24,13 +24,17 @@ fn file_is_open_from_its_first_write_to_its_close() {
     };
     let data = EventKind::Modify(ModifyKind::Data(DataChange::Any));
     let close = EventKind::Access(AccessKind::Close(AccessMode::Write));
-    assert_eq!(record(data, "/c/other.log"), 0, "not ours");
+    assert_eq!(record(data, "/c/other.log"), 0, "not a configuration file");
     assert_eq!(record(data, "/c/palisade.yaml"), 1);
     assert_eq!(record(data, "/c/palisade.yaml"), 1);
     assert_eq!(record(close, "/c/palisade.yaml"), 0);
     record(data, "/c/palisade.yaml");
     let renamed = EventKind::Modify(ModifyKind::Name(RenameMode::To));
-    assert_eq!(record(renamed, "/c/palisade.yaml"), 0, "another file now");
+    assert_eq!(
+        record(renamed, "/c/palisade.yaml"),
+        0,
+        "the path names another file"
+    );
     record(data, "/c/palisade.yaml");
     assert_eq!(
         record(EventKind::Create(CreateKind::File), "/c/palisade.yaml"),

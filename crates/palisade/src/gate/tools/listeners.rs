@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 /// Name of the health check that every configured address is bound.
 const LISTENING: &str = "mcp_listening";
 
-/// What helps if an address cannot be bound.
+/// The remedy in messages about an address that cannot be bound.
 const ADVICE: &str = "change server.interceptor_addr and server.mcp_server_addr, or stop the \
                       program that uses the address";
 
@@ -59,7 +59,7 @@ struct UnboundAddress {
 #[derive(Debug)]
 struct OpenMcpListener {
     /// The bound address: the system chooses for port 0.
-    at: SocketAddr,
+    address: SocketAddr,
     endpoints: Endpoints,
     ingress: Arc<Ingress>,
     socket: Weak<TcpListener>,
@@ -75,15 +75,18 @@ pub struct PreparedListeners {
 }
 
 impl ListenerTable {
-    /// Checks that the endpoints that `offered` selects are served on every configured address.
-    pub fn check(&self, offered: fn(&Endpoints) -> bool) -> Result<(), String> {
+    /// Checks that every configured address whose endpoints match `matches` is served.
+    pub fn check(&self, matches: fn(&Endpoints) -> bool) -> Result<(), String> {
         let table = self.lock();
-        let missing = table.missing.values().filter(|one| offered(&one.endpoints));
-        let open = table.open.values().filter(|one| offered(&one.endpoints));
-        let ended = open.clone().filter(|one| !one.ingress.is_serving());
+        let missing = table
+            .missing
+            .values()
+            .filter(|missing| matches(&missing.endpoints));
+        let open = table.open.values().filter(|open| matches(&open.endpoints));
+        let ended = open.clone().filter(|open| !open.ingress.is_serving());
         let mut faults: Vec<String> = missing
-            .map(|one| one.why.clone())
-            .chain(ended.map(|one| format!("the listener on {} has ended", one.at)))
+            .map(|missing| missing.why.clone())
+            .chain(ended.map(|open| format!("the listener on {} has ended", open.address)))
             .collect();
         if faults.is_empty() && open.count() == 0 {
             faults.push("no address is configured".to_owned());
@@ -103,12 +106,15 @@ impl ListenerTable {
 impl PreparedListeners {
     /// Why an address could not be bound, if any.
     pub fn failure(&self) -> Option<&str> {
-        self.missing.values().map(|one| one.why.as_str()).min()
+        self.missing
+            .values()
+            .map(|missing| missing.why.as_str())
+            .min()
     }
 }
 
 impl McpListeners {
-    /// Has no listeners yet; `table` will hold them.
+    /// Creates the set without listeners. `table` will contain them.
     pub fn new(
         mcp_server: Arc<McpServer>,
         health_registry: Arc<HealthRegistry>,
@@ -128,20 +134,21 @@ impl McpListeners {
     /// Binds the addresses of `settings` that are not open yet. Addresses that cannot be bound
     /// are recorded as missing; see [`McpListeners::check`].
     pub fn prepare(&self, settings: &Settings) -> PreparedListeners {
-        let wanted = wanted(settings);
+        let wanted = configured_endpoints(settings);
         let table = self.table.lock();
         let (mut bound, mut missing) = (Vec::new(), HashMap::new());
         let new = |(at, _): &(&SocketAddr, &Endpoints)| !table.open.contains_key(at);
         for (at, endpoints) in wanted.iter().filter(new) {
-            // For a change from 0.0.0.0:8090 to 127.0.0.1:8090: the old socket is open until
-            // the new one is in force.
-            let leaving = table
+            // Sockets that are about to close may overlap with the new socket: in a change from
+            // 0.0.0.0:8090 to 127.0.0.1:8090, the old socket stays open until the new settings are
+            // in force.
+            let closing = table
                 .open
                 .iter()
-                .filter(|(old, open)| !wanted.contains_key(old) && overlaps(open.at, *at))
+                .filter(|(old, open)| !wanted.contains_key(old) && overlaps(open.address, *at))
                 .filter_map(|(_, open)| open.socket.upgrade())
                 .collect::<Vec<_>>();
-            match bind(*at, &leaving) {
+            match bind(*at, &closing) {
                 Ok(listener) => bound.push((*at, listener)),
                 Err(error) => {
                     let why = format!("cannot listen on {at} for tools ({error})");
@@ -152,7 +159,7 @@ impl McpListeners {
         }
         PreparedListeners {
             wanted,
-            auth: AuthConfig::of(settings),
+            auth: AuthConfig::from_settings(settings),
             bound,
             missing,
         }
@@ -182,16 +189,16 @@ impl McpListeners {
             let mut table = self.table.lock();
             for (address, open) in &mut table.open {
                 if let Some(endpoints) = wanted.get(address) {
-                    open.follow(*endpoints, &auth);
+                    open.apply_rules(*endpoints, &auth);
                 }
             }
             for (address, socket) in bound {
                 let Some(endpoints) = wanted.get(&address) else {
                     continue;
                 };
-                let at = socket.local_addr().unwrap_or(address);
+                let address = socket.local_addr().unwrap_or(address);
                 let rules = ListenerRules {
-                    at,
+                    address,
                     endpoints: *endpoints,
                     auth: auth.clone(),
                 };
@@ -208,7 +215,7 @@ impl McpListeners {
         };
         for open in closing {
             open.ingress.close().await;
-            tracing::info!(at = %open.at, "mcp listener closed");
+            tracing::info!(at = %open.address, "mcp listener closed");
         }
         self.report();
     }
@@ -227,13 +234,15 @@ impl McpListeners {
     }
 
     fn serve(&self, socket: TcpListener, rules: ListenerRules) -> OpenMcpListener {
-        let ListenerRules { at, endpoints, .. } = rules;
+        let ListenerRules {
+            address, endpoints, ..
+        } = rules;
         let token = rules.auth.requires_token();
-        tracing::info!(%at, token, "mcp listener opened");
+        tracing::info!(at = %address, token, "mcp listener opened");
         let socket = Arc::new(socket);
         let ingress = Ingress::new(rules, &self.stop, &self.cut_off);
         let open = OpenMcpListener {
-            at,
+            address,
             endpoints,
             ingress: Arc::clone(&ingress),
             socket: Arc::downgrade(&socket),
@@ -247,26 +256,26 @@ impl McpListeners {
     /// Reports open and missing addresses to the health registry.
     fn report(&self) {
         let table = self.table.lock();
-        let at = |offered: fn(&Endpoints) -> bool| {
+        let addresses = |matches: fn(&Endpoints) -> bool| {
             let open = table
                 .open
                 .values()
-                .filter(move |open| offered(&open.endpoints));
-            open.map(|open| open.at)
+                .filter(move |open| matches(&open.endpoints));
+            open.map(|open| open.address)
         };
         self.health_registry
-            .listening("interceptor", at(|endpoints| endpoints.hooks));
+            .set_listeners("interceptor", addresses(|endpoints| endpoints.hooks));
         self.health_registry
-            .listening("mcp", at(|endpoints| endpoints.tools));
+            .set_listeners("mcp", addresses(|endpoints| endpoints.tools));
         let missing = table.missing.values();
-        let mut faults: Vec<&str> = missing.map(|one| one.why.as_str()).collect();
+        let mut faults: Vec<&str> = missing.map(|missing| missing.why.as_str()).collect();
         faults.sort_unstable();
         match faults.as_slice() {
-            [] if table.open.is_empty() => self.health_registry.retract(LISTENING),
-            [] => self.health_registry.check(LISTENING, Ok(())),
+            [] if table.open.is_empty() => self.health_registry.remove_check(LISTENING),
+            [] => self.health_registry.set_check(LISTENING, Ok(())),
             faults => {
                 let fault = format!("{}; {ADVICE}", faults.join("; "));
-                self.health_registry.check(LISTENING, Err(fault));
+                self.health_registry.set_check(LISTENING, Err(fault));
             }
         }
     }
@@ -274,22 +283,22 @@ impl McpListeners {
 
 impl OpenMcpListener {
     /// Applies new rules to an address that stays open.
-    fn follow(&mut self, endpoints: Endpoints, auth: &AuthConfig) {
+    fn apply_rules(&mut self, endpoints: Endpoints, auth: &AuthConfig) {
         self.endpoints = endpoints;
         let rules = ListenerRules {
-            at: self.at,
+            address: self.address,
             endpoints,
             auth: auth.clone(),
         };
         if self.ingress.replace(rules) {
             let token = auth.requires_token();
-            tracing::info!(at = %self.at, token, "mcp listener changed its rules");
+            tracing::info!(at = %self.address, token, "mcp listener changed its rules");
         }
     }
 }
 
 /// The addresses of `settings` with their endpoints, if there is something to serve.
-fn wanted(settings: &Settings) -> HashMap<SocketAddr, Endpoints> {
+fn configured_endpoints(settings: &Settings) -> HashMap<SocketAddr, Endpoints> {
     let mut wanted = HashMap::new();
     if settings.serves_mcp() {
         let none = Endpoints {
@@ -309,7 +318,7 @@ fn overlaps(one: SocketAddr, other: SocketAddr) -> bool {
 }
 
 /// Listens on `at`, beside sockets of this process that are about to be closed.
-fn bind(at: SocketAddr, leaving: &[Arc<TcpListener>]) -> io::Result<TcpListener> {
+fn bind(at: SocketAddr, closing: &[Arc<TcpListener>]) -> io::Result<TcpListener> {
     let socket = if at.is_ipv4() {
         TcpSocket::new_v4()?
     } else {
@@ -321,9 +330,9 @@ fn bind(at: SocketAddr, leaving: &[Arc<TcpListener>]) -> io::Result<TcpListener>
     // port until no socket is bound to it (`inet_csk_get_port` keeps the state by port).
     let overlap = |allowed: bool| {
         let set = |old: &Arc<TcpListener>| setsockopt(&**old, ReusePort, &allowed);
-        leaving.iter().try_for_each(set)
+        closing.iter().try_for_each(set)
     };
-    if leaving.is_empty() {
+    if closing.is_empty() {
         socket.bind(at)?;
         return socket.listen(BACKLOG);
     }

@@ -71,8 +71,11 @@ impl Launcher for SandboxLauncher {
         let failed = |error: std::io::Error| LaunchError::Failed(error.to_string());
         let missing = || LaunchError::Failed("the sandbox returned no pipes".to_owned());
         let [input, output, errors] =
-            <[OwnedFd; 3]>::try_from(running.take_ends()).map_err(|_| missing())?;
-        let end = running.end().try_clone_to_owned().map_err(failed)?;
+            <[OwnedFd; 3]>::try_from(running.take_stdio()).map_err(|_| missing())?;
+        let end = running
+            .exit_descriptor()
+            .try_clone_to_owned()
+            .map_err(failed)?;
         Ok(LaunchedProgram {
             input: Box::pin(Sender::from_owned_fd(input).map_err(failed)?),
             output: Box::pin(Receiver::from_owned_fd(output).map_err(failed)?),
@@ -101,7 +104,7 @@ struct SandboxedProcess {
 
 #[async_trait::async_trait]
 impl ProgramHandle for SandboxedProcess {
-    async fn ended(&mut self) -> ProgramExit {
+    async fn wait(&mut self) -> ProgramExit {
         // The socket is readable once, with the exit code, so the read does not block.
         self.end.readable().await.ok()?;
         let ended = self.running.wait().ok()?;
@@ -112,7 +115,7 @@ impl ProgramHandle for SandboxedProcess {
     }
 
     async fn end(&mut self) -> ProgramExit {
-        if let Ok(exit) = tokio::time::timeout(EXIT_TIMEOUT, self.ended()).await {
+        if let Ok(exit) = tokio::time::timeout(EXIT_TIMEOUT, self.wait()).await {
             return exit;
         }
         self.kill().await
@@ -128,6 +131,6 @@ impl ProgramHandle for SandboxedProcess {
         if let Err(error) = self.running.kill() {
             tracing::warn!(%error, "mcp tool in a sandbox could not be killed");
         }
-        self.ended().await
+        self.wait().await
     }
 }

@@ -66,7 +66,7 @@ impl std::io::Write for Writer {
     }
 }
 
-/// One call site.
+/// Logs a warning, always from the same call site.
 fn warn_of(sandbox: &str) {
     tracing::warn!(%sandbox, "a warning");
 }
@@ -86,11 +86,11 @@ fn flood_is_limited_to_its_burst_and_summarised() {
     assert_eq!(summary["sandbox"], "one");
     assert_eq!(summary["level"], "WARN");
     assert_eq!(summary.get("tool"), None);
-    assert!(!log.limits.report(), "said once");
+    assert!(!log.limits.report(), "reported once");
 
     log.advance(Duration::from_secs(3));
     (0..10).for_each(|_| warn_of("one"));
-    assert_eq!(log.lines().len(), 3, "one a second comes back");
+    assert_eq!(log.lines().len(), 3, "one line per second is written");
     log.advance(Duration::from_secs(3600));
     (0..1000).for_each(|_| warn_of("one"));
     assert_eq!(log.lines().len(), 200);
@@ -125,7 +125,11 @@ fn bucket_count_is_bounded_and_idle_buckets_are_removed() {
     let log = Log::new();
     let many = MAX_BUCKETS + 1000;
     (0..many).for_each(|n| warn_of(&format!("sandbox-{n}")));
-    assert_eq!(log.lines().len(), MAX_BUCKETS + 200, "the rest share one");
+    assert_eq!(
+        log.lines().len(),
+        MAX_BUCKETS + 200,
+        "the other lines share a bucket"
+    );
     assert_eq!(log.limits.table().buckets.len(), MAX_BUCKETS + 1);
     warn_of(&"long".repeat(1000));
     log.advance(Duration::from_secs(3600));
@@ -134,7 +138,7 @@ fn bucket_count_is_bounded_and_idle_buckets_are_removed() {
     assert_eq!(
         table.buckets.len(),
         2,
-        "the new one and the shared one's count"
+        "the new bucket, and the shared bucket with its count"
     );
     assert!(
         table

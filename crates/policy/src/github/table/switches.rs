@@ -1,25 +1,29 @@
 //! The rules that are disabled unless `egress.github.allow` contains their name.
 
-use super::{ALL, ApiArea, DELETE, Endpoint, PATCH, POST, PUT, READ, Rule, WRITE, off, repo, site};
+use super::{
+    ALL_METHODS, ApiArea, DELETE, Endpoint, PATCH, POST, PUT, READ_METHODS, Rule, WRITE_METHODS,
+    optional_rule, repo_endpoint, site_endpoint,
+};
 
-pub(super) const SWITCHES: &[Rule] = &[
-    off(
+/// Every rule that is disabled by default.
+pub(super) const OPTIONAL_RULES: &[Rule] = &[
+    optional_rule(
         "graphql-mutations",
         "the GraphQL mutations that the enabled rules allow; the repository cannot be determined \
          from the ids in them, so enable this only with a token that has access to the registered \
          repositories alone",
         &[],
     ),
-    off(
+    optional_rule(
         "read-user",
         "reading the owner of the token: `/user`, and `viewer` in GraphQL",
-        &[site(READ, &["user"])],
+        &[site_endpoint(READ_METHODS, &["user"])],
     ),
-    off(
+    optional_rule(
         "cross-references",
         "reading timelines, sub-issues and dependencies, which show issues of other repositories",
-        &[repo(
-            READ,
+        &[repo_endpoint(
+            READ_METHODS,
             &[
                 "issues/#/timeline",
                 "issues/#/sub_issues",
@@ -28,21 +32,21 @@ pub(super) const SWITCHES: &[Rule] = &[
             ],
         )],
     ),
-    off(
+    optional_rule(
         "close",
         "closing and reopening issues and pull requests",
         &[],
     ),
-    off(
+    optional_rule(
         "lock",
         "locking and unlocking conversations",
-        &[repo(&["PUT", "DELETE"], &["issues/#/lock"])],
+        &[repo_endpoint(&["PUT", "DELETE"], &["issues/#/lock"])],
     ),
-    off(
+    optional_rule(
         "reactions",
         "adding and removing reactions",
         &[
-            repo(
+            repo_endpoint(
                 POST,
                 &[
                     "issues/#/reactions",
@@ -51,7 +55,7 @@ pub(super) const SWITCHES: &[Rule] = &[
                     "comments/#/reactions",
                 ],
             ),
-            repo(
+            repo_endpoint(
                 DELETE,
                 &[
                     "issues/#/reactions/#",
@@ -62,15 +66,18 @@ pub(super) const SWITCHES: &[Rule] = &[
             ),
         ],
     ),
-    off(
+    optional_rule(
         "milestones",
         "creating and editing milestones",
-        &[repo(POST, &["milestones"]), repo(PATCH, &["milestones/#"])],
+        &[
+            repo_endpoint(POST, &["milestones"]),
+            repo_endpoint(PATCH, &["milestones/#"]),
+        ],
     ),
-    off(
+    optional_rule(
         "deletions",
         "deleting comments, labels, milestones and pending reviews",
-        &[repo(
+        &[repo_endpoint(
             DELETE,
             &[
                 "issues/comments/#",
@@ -82,84 +89,84 @@ pub(super) const SWITCHES: &[Rule] = &[
             ],
         )],
     ),
-    off(
+    optional_rule(
         "review-verdicts",
         "approving and requesting changes, and dismissing reviews",
-        &[repo(PUT, &["pulls/#/reviews/#/dismissals"])],
+        &[repo_endpoint(PUT, &["pulls/#/reviews/#/dismissals"])],
     ),
-    off(
+    optional_rule(
         "statuses",
         "setting commit statuses, which branch protection may wait for",
-        &[repo(POST, &["statuses/~"])],
+        &[repo_endpoint(POST, &["statuses/~"])],
     ),
     Rule {
-        refuses: Some("PR merge blocked - use GitHub UI"),
-        ..off(
+        refusal_sentence: Some("PR merge blocked - use GitHub UI"),
+        ..optional_rule(
             "merge",
             "merging pull requests, at once or automatically",
-            &[repo(PUT, &["pulls/#/merge"])],
+            &[repo_endpoint(PUT, &["pulls/#/merge"])],
         )
     },
-    off(
+    optional_rule(
         "merges",
         "merging branches: `/merges`, `/merge-upstream` and updating a pull request's branch",
         &[
-            repo(POST, &["merges", "merge-upstream"]),
-            repo(PUT, &["pulls/#/update-branch"]),
+            repo_endpoint(POST, &["merges", "merge-upstream"]),
+            repo_endpoint(PUT, &["pulls/#/update-branch"]),
         ],
     ),
     Rule {
-        refuses: Some("Release creation blocked"),
-        ..off(
+        refusal_sentence: Some("Release creation blocked"),
+        ..optional_rule(
             "releases",
             "creating, editing and deleting releases, and uploading their assets",
             &[
-                repo(WRITE, &["releases/**"]),
+                repo_endpoint(WRITE_METHODS, &["releases/**"]),
                 Endpoint {
                     area: ApiArea::Uploads,
-                    ..repo(POST, &["releases/#/assets"])
+                    ..repo_endpoint(POST, &["releases/#/assets"])
                 },
             ],
         )
     },
-    off(
+    optional_rule(
         "refs",
         "creating, moving, renaming and deleting refs without a push",
         &[
-            repo(POST, &["git/refs", "branches/*/rename"]),
-            repo(&["PATCH", "DELETE"], &["git/refs/**"]),
+            repo_endpoint(POST, &["git/refs", "branches/*/rename"]),
+            repo_endpoint(&["PATCH", "DELETE"], &["git/refs/**"]),
         ],
     ),
-    off(
+    optional_rule(
         "contents",
         "writing and deleting files without a push, on any branch",
-        &[repo(&["PUT", "DELETE"], &["contents/**"])],
+        &[repo_endpoint(&["PUT", "DELETE"], &["contents/**"])],
     ),
-    off(
+    optional_rule(
         "git-objects",
         "writing blobs, trees, commits and tags without a push",
-        &[repo(
+        &[repo_endpoint(
             POST,
             &["git/blobs", "git/trees", "git/commits", "git/tags"],
         )],
     ),
-    off(
+    optional_rule(
         "branch-protection",
         "changing branch protection",
-        &[repo(WRITE, &["branches/*/protection/**"])],
+        &[repo_endpoint(WRITE_METHODS, &["branches/*/protection/**"])],
     ),
-    off(
+    optional_rule(
         "rulesets",
         "changing rulesets",
-        &[repo(WRITE, &["rulesets/**"])],
+        &[repo_endpoint(WRITE_METHODS, &["rulesets/**"])],
     ),
-    off(
+    optional_rule(
         "settings",
         "changing a repository's settings: visibility, archiving, LFS, topics, Actions \
          permissions, security features",
         &[
-            repo(PATCH, &["", "properties/values"]),
-            repo(
+            repo_endpoint(PATCH, &["", "properties/values"]),
+            repo_endpoint(
                 &["PUT", "DELETE"],
                 &[
                     "automated-security-fixes",
@@ -172,53 +179,53 @@ pub(super) const SWITCHES: &[Rule] = &[
                     "actions/oidc/customization/sub",
                 ],
             ),
-            repo(&["POST", "DELETE"], &["autolinks/**"]),
-            repo(PATCH, &["code-scanning/default-setup"]),
+            repo_endpoint(&["POST", "DELETE"], &["autolinks/**"]),
+            repo_endpoint(PATCH, &["code-scanning/default-setup"]),
         ],
     ),
-    off(
+    optional_rule(
         "delete-repository",
         "deleting a repository",
-        &[repo(DELETE, &[""])],
+        &[repo_endpoint(DELETE, &[""])],
     ),
-    off(
+    optional_rule(
         "transfer",
         "transferring a repository",
-        &[repo(POST, &["transfer"])],
+        &[repo_endpoint(POST, &["transfer"])],
     ),
-    off(
+    optional_rule(
         "collaborators",
         "adding and removing collaborators",
-        &[repo(&["PUT", "DELETE"], &["collaborators/*"])],
+        &[repo_endpoint(&["PUT", "DELETE"], &["collaborators/*"])],
     ),
-    off(
+    optional_rule(
         "invitations",
         "reading, changing and answering invitations",
         &[
-            repo(ALL, &["invitations/**"]),
-            site(ALL, &["user/repository_invitations/**"]),
+            repo_endpoint(ALL_METHODS, &["invitations/**"]),
+            site_endpoint(ALL_METHODS, &["user/repository_invitations/**"]),
         ],
     ),
-    off(
+    optional_rule(
         "interaction-limits",
         "changing who may interact with a repository",
-        &[repo(ALL, &["interaction-limits/**"])],
+        &[repo_endpoint(ALL_METHODS, &["interaction-limits/**"])],
     ),
-    off(
+    optional_rule(
         "forks",
         "listing and making forks",
-        &[repo(&["GET", "HEAD", "POST"], &["forks"])],
+        &[repo_endpoint(&["GET", "HEAD", "POST"], &["forks"])],
     ),
-    off(
+    optional_rule(
         "deploy-keys",
         "a repository's deploy keys",
-        &[repo(ALL, &["keys/**"])],
+        &[repo_endpoint(ALL_METHODS, &["keys/**"])],
     ),
-    off(
+    optional_rule(
         "user-keys",
         "the operator's own keys",
-        &[site(
-            ALL,
+        &[site_endpoint(
+            ALL_METHODS,
             &[
                 "user/keys/**",
                 "user/gpg_keys/**",
@@ -226,17 +233,21 @@ pub(super) const SWITCHES: &[Rule] = &[
             ],
         )],
     ),
-    off("gists", "gists", &[site(ALL, &["gists/**"])]),
-    off(
+    optional_rule(
+        "gists",
+        "gists",
+        &[site_endpoint(ALL_METHODS, &["gists/**"])],
+    ),
+    optional_rule(
         "hooks",
         "a repository's webhooks",
-        &[repo(ALL, &["hooks/**"])],
+        &[repo_endpoint(ALL_METHODS, &["hooks/**"])],
     ),
-    off(
+    optional_rule(
         "secrets",
         "secrets and variables of a repository and its environments",
-        &[repo(
-            ALL,
+        &[repo_endpoint(
+            ALL_METHODS,
             &[
                 "actions/secrets/**",
                 "actions/variables/**",
@@ -251,34 +262,34 @@ pub(super) const SWITCHES: &[Rule] = &[
             ],
         )],
     ),
-    off(
+    optional_rule(
         "secret-scanning",
         "secret scanning alerts, which quote the secrets",
-        &[repo(ALL, &["secret-scanning/**"])],
+        &[repo_endpoint(ALL_METHODS, &["secret-scanning/**"])],
     ),
-    off(
+    optional_rule(
         "alerts",
         "dismissing alerts, and uploading analyses",
         &[
-            repo(PATCH, &["code-scanning/alerts/#", "dependabot/alerts/#"]),
-            repo(
+            repo_endpoint(PATCH, &["code-scanning/alerts/#", "dependabot/alerts/#"]),
+            repo_endpoint(
                 POST,
                 &["code-scanning/sarifs", "dependency-graph/snapshots"],
             ),
-            repo(DELETE, &["code-scanning/analyses/#"]),
+            repo_endpoint(DELETE, &["code-scanning/analyses/#"]),
         ],
     ),
-    off(
+    optional_rule(
         "runners",
         "self-hosted runners and their registration",
-        &[repo(ALL, &["actions/runners/**"])],
+        &[repo_endpoint(ALL_METHODS, &["actions/runners/**"])],
     ),
-    off(
+    optional_rule(
         "workflows",
         "dispatching, rerunning, cancelling and approving workflow runs, and deleting their \
          logs, artifacts and caches",
         &[
-            repo(
+            repo_endpoint(
                 POST,
                 &[
                     "actions/workflows/*/dispatches",
@@ -292,11 +303,11 @@ pub(super) const SWITCHES: &[Rule] = &[
                     "check-suites/#/rerequest",
                 ],
             ),
-            repo(
+            repo_endpoint(
                 PUT,
                 &["actions/workflows/*/enable", "actions/workflows/*/disable"],
             ),
-            repo(
+            repo_endpoint(
                 DELETE,
                 &[
                     "actions/runs/#",
@@ -306,21 +317,21 @@ pub(super) const SWITCHES: &[Rule] = &[
                     "actions/caches/#",
                 ],
             ),
-            repo(PATCH, &["check-suites/preferences"]),
+            repo_endpoint(PATCH, &["check-suites/preferences"]),
         ],
     ),
-    off(
+    optional_rule(
         "repository-dispatch",
         "sending repository_dispatch events",
-        &[repo(POST, &["dispatches"])],
+        &[repo_endpoint(POST, &["dispatches"])],
     ),
-    off(
+    optional_rule(
         "environments",
         "changing environments and their protection",
         &[
-            repo(&["PUT", "DELETE"], &["environments/*"]),
-            repo(
-                ALL,
+            repo_endpoint(&["PUT", "DELETE"], &["environments/*"]),
+            repo_endpoint(
+                ALL_METHODS,
                 &[
                     "environments/*/deployment-branch-policies/**",
                     "environments/*/deployment_protection_rules/**",
@@ -328,12 +339,12 @@ pub(super) const SWITCHES: &[Rule] = &[
             ),
         ],
     ),
-    off(
+    optional_rule(
         "deployments",
         "creating, changing, approving and deleting deployments",
         &[
-            repo(WRITE, &["deployments/**"]),
-            repo(
+            repo_endpoint(WRITE_METHODS, &["deployments/**"]),
+            repo_endpoint(
                 POST,
                 &[
                     "actions/runs/#/pending_deployments",
@@ -342,17 +353,17 @@ pub(super) const SWITCHES: &[Rule] = &[
             ),
         ],
     ),
-    off(
+    optional_rule(
         "pages",
         "changing and building Pages",
-        &[repo(WRITE, &["pages/**"])],
+        &[repo_endpoint(WRITE_METHODS, &["pages/**"])],
     ),
-    off(
+    optional_rule(
         "codespaces",
         "codespaces, except their secrets",
         &[
-            repo(
-                ALL,
+            repo_endpoint(
+                ALL_METHODS,
                 &[
                     "codespaces",
                     "codespaces/devcontainers",
@@ -362,8 +373,8 @@ pub(super) const SWITCHES: &[Rule] = &[
                     "pulls/#/codespaces",
                 ],
             ),
-            site(
-                ALL,
+            site_endpoint(
+                ALL_METHODS,
                 &[
                     "user/codespaces",
                     "user/codespaces/*",

@@ -228,7 +228,7 @@ fn body_is_required_only_where_it_decides() {
 }
 
 #[test]
-fn refusal_message_says_what_to_do() {
+fn refusal_message_names_the_next_step() {
     let rules = rules(&[]);
     let message = |method, target, body| {
         let call = call(method, target, body);

@@ -8,13 +8,13 @@ fn send(rules: &GithubRules, body: &Value) -> String {
     call("POST", "/graphql", &body.to_string()).verdict(rules)
 }
 
-fn ask(query: &str) -> String {
+fn verdict_of(query: &str) -> String {
     send(&rules(&[]), &json!({ "query": query }))
 }
 
 /// A query about a registered repository.
-fn inside(selections: &str) -> String {
-    ask(&format!(
+fn repository_verdict(selections: &str) -> String {
+    verdict_of(&format!(
         r#"{{ repository(owner: "acme", name: "widget") {{ {selections} }} }}"#
     ))
 }
@@ -142,7 +142,11 @@ fn queries_start_at_a_registered_repository() {
         ("{ __typename \u{feff} }", "-"),
         ("{ __typename # \u{2028} viewer { login } \n }", "-"),
     ] {
-        assert!(ask(query).starts_with(expected), "{query}: {}", ask(query));
+        assert!(
+            verdict_of(query).starts_with(expected),
+            "{query}: {}",
+            verdict_of(query)
+        );
     }
 }
 
@@ -249,7 +253,11 @@ fn queries_of_common_clients_are_allowed() {
          { name downloadUrl } } } }",
         "labels(first: 100) { nodes { id name } } assignableUsers(first: 9) { nodes { login } }",
     ] {
-        assert_eq!(inside(selections), "+graphql-read", "{selections}");
+        assert_eq!(
+            repository_verdict(selections),
+            "+graphql-read",
+            "{selections}"
+        );
     }
 }
 
@@ -299,14 +307,18 @@ fn selection_outside_the_repository_is_refused() {
         "viewer { login }",
         "a: owner { b: repositories { c: totalCount } }",
     ] {
-        assert_eq!(inside(selections), "-graphql-read", "{selections}");
+        assert_eq!(
+            repository_verdict(selections),
+            "-graphql-read",
+            "{selections}"
+        );
     }
 }
 
 #[test]
 fn fragment_is_checked_where_it_is_spread() {
     let repository = |inner: &str, fragments: &str| {
-        ask(&format!(
+        verdict_of(&format!(
             r#"{{ repository(owner: "acme", name: "widget") {{ {inner} }} }} {fragments}"#
         ))
     };
@@ -340,7 +352,8 @@ fn fragment_is_checked_where_it_is_spread() {
             "fragment F on Repository { owner { ...G } } fragment G on User { repositories { totalCount } }",
             "-",
         ),
-        // Allowed on the repository, but leads outside on a person.
+        // `issues` is allowed on the repository, but on a user the field leads to other
+        // repositories.
         (
             "...F owner { ...F }",
             "fragment F on X { issues { totalCount } }",
@@ -354,10 +367,10 @@ fn fragment_is_checked_where_it_is_spread() {
             "{inner} {fragments}: {verdict}"
         );
     }
-    assert!(ask("{ ...R } fragment R on Query { viewer { login } }").starts_with('-'));
+    assert!(verdict_of("{ ...R } fragment R on Query { viewer { login } }").starts_with('-'));
     let rooted =
         r#"{ ...R } fragment R on Query { repository(owner: "acme", name: "widget") { id } }"#;
-    assert_eq!(ask(rooted), "+graphql-read");
+    assert_eq!(verdict_of(rooted), "+graphql-read");
 }
 
 #[test]
@@ -369,7 +382,7 @@ fn huge_document_is_refused_in_time() {
         bomb += &format!(" fragment F{index} on Repository {{ ...F{next} ...F{next} }}");
     }
     bomb += " fragment F40 on Repository { id }";
-    assert_eq!(ask(&bomb), "-graphql-read");
+    assert_eq!(verdict_of(&bomb), "-graphql-read");
     // A long chain of fragments, none of which is nested deeply.
     let mut chain = String::from(r#"{ repository(owner: "acme", name: "widget") { ...F0 } }"#);
     for index in 0..800 {
@@ -377,44 +390,47 @@ fn huge_document_is_refused_in_time() {
         chain += &format!(" fragment F{index} on Repository {{ ...F{next} }}");
     }
     chain += " fragment F800 on Repository { id }";
-    assert_eq!(ask(&chain), "-graphql-read");
+    assert_eq!(verdict_of(&chain), "-graphql-read");
     for levels in [49, 200, 5_000, 100_000] {
-        assert_eq!(inside(&"issue { ".repeat(levels)), "-graphql-read");
+        assert_eq!(
+            repository_verdict(&"issue { ".repeat(levels)),
+            "-graphql-read"
+        );
         let closed = format!("{}id{}", "issue { ".repeat(levels), " }".repeat(levels));
-        assert_eq!(inside(&closed), "-graphql-read");
+        assert_eq!(repository_verdict(&closed), "-graphql-read");
         let list = format!(
             "issue(a: {}{}) {{ id }}",
             "[".repeat(levels),
             "]".repeat(levels)
         );
-        assert_eq!(inside(&list), "-graphql-read");
+        assert_eq!(repository_verdict(&list), "-graphql-read");
         let object = format!(
             "issue(a: {}1{}) {{ id }}",
             "{a: ".repeat(levels),
             "}".repeat(levels)
         );
-        assert_eq!(inside(&object), "-graphql-read");
+        assert_eq!(repository_verdict(&object), "-graphql-read");
         let kind = format!(
             "query($a: {}Int{}) {{ rateLimit {{ cost }} }}",
             "[".repeat(levels),
             "]".repeat(levels)
         );
-        assert_eq!(ask(&kind), "-graphql-read");
+        assert_eq!(verdict_of(&kind), "-graphql-read");
     }
-    assert_eq!(inside(&"id ".repeat(20_000)), "-graphql-read");
-    assert_eq!(ask(&"query($a:".repeat(3_000)), "-graphql-read");
-    assert_eq!(ask(&"\"".repeat(100_001)), "-graphql-read");
+    assert_eq!(repository_verdict(&"id ".repeat(20_000)), "-graphql-read");
+    assert_eq!(verdict_of(&"query($a:".repeat(3_000)), "-graphql-read");
+    assert_eq!(verdict_of(&"\"".repeat(100_001)), "-graphql-read");
 }
 
 #[test]
 fn mutations_need_their_rules() {
     let comment = r#"mutation { addComment(input: {subjectId: "x", body: "b"}) { commentEdge { node { url } } } }"#;
-    assert_eq!(ask(comment), "-graphql-mutations");
+    assert_eq!(verdict_of(comment), "-graphql-mutations");
     let open = rules(&["graphql-mutations"]);
-    let ask = |query: &str, variables: Value| {
+    let verdict_of = |query: &str, variables: Value| {
         send(&open, &json!({"query": query, "variables": variables}))
     };
-    assert_eq!(ask(comment, json!({})), "+graphql-mutations");
+    assert_eq!(verdict_of(comment, json!({})), "+graphql-mutations");
     for (query, input, expected) in [
         (
             "createPullRequest",
@@ -491,7 +507,7 @@ fn mutations_need_their_rules() {
             "mutation M($input: X!) {{ a: {query}(input: $input) {{ clientMutationId }} }}"
         );
         assert_eq!(
-            ask(&document, json!({"input": input})),
+            verdict_of(&document, json!({"input": input})),
             expected,
             "{query} {input}"
         );
@@ -499,7 +515,7 @@ fn mutations_need_their_rules() {
             "mutation M($input: X!) {{ ...F }} fragment F on Mutation {{ {query}(input: $input) {{ clientMutationId }} }}"
         );
         assert_eq!(
-            ask(&spread, json!({"input": input})),
+            verdict_of(&spread, json!({"input": input})),
             expected,
             "{query} {input}"
         );
@@ -554,15 +570,15 @@ fn mutations_need_their_rules() {
             "-graphql-mutations",
         ),
     ] {
-        assert_eq!(ask(query, json!({})), expected, "{query}");
+        assert_eq!(verdict_of(query, json!({})), expected, "{query}");
     }
 }
 
 #[test]
 fn viewer_needs_rule_and_shows_identity_only() {
     let open = rules(&["read-user"]);
-    let ask = |query: &str| send(&open, &json!({ "query": query }));
-    assert_eq!(ask("{ viewer { login } }"), "+graphql-read");
+    let verdict_of = |query: &str| send(&open, &json!({ "query": query }));
+    assert_eq!(verdict_of("{ viewer { login } }"), "+graphql-read");
     // The query by which `gh` finds the current repository.
     let network = r#"
         fragment repo on Repository {
@@ -572,10 +588,10 @@ fn viewer_needs_rule_and_shows_identity_only() {
             viewer { login }
             repo_000: repository(owner: "acme", name: "widget") { ...repo parent { ...repo } }
         }"#;
-    assert_eq!(ask(network), "+graphql-read");
-    assert_eq!(ask("{ viewer { email } }"), "-graphql-read");
+    assert_eq!(verdict_of(network), "+graphql-read");
+    assert_eq!(verdict_of("{ viewer { email } }"), "-graphql-read");
     assert_eq!(
-        ask("{ viewer { repositories { totalCount } } }"),
+        verdict_of("{ viewer { repositories { totalCount } } }"),
         "-graphql-read"
     );
     let closed = send(&rules(&[]), &json!({"query": "{ viewer { login } }"}));

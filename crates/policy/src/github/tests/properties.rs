@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::*;
 
-const CLOSED: &[(&str, &str)] = &[
+/// Requests that the default rules refuse.
+const REFUSED_REQUESTS: &[(&str, &str)] = &[
     ("GET", "/repos/acme/widget/hooks"),
     ("GET", "/repos/acme/widget/keys/1"),
     ("GET", "/repos/acme/widget/actions/secrets"),
@@ -42,8 +43,8 @@ fn spell(byte: u8, how: u8) -> String {
     }
 }
 
-/// Fields that lead out of the repository or contain secrets. None is listed.
-const DENIED: &[&str] = &[
+/// Fields that lead to other repositories or contain secrets. No scope lists them.
+const UNLISTED_FIELDS: &[&str] = &[
     "repositories",
     "forks",
     "enterprise",
@@ -76,11 +77,11 @@ fn wrap(inner: &str, how: u8, index: usize) -> String {
 proptest! {
     #[test]
     fn refused_path_is_refused_in_every_spelling(
-        row in 0..CLOSED.len(),
+        row in 0..REFUSED_REQUESTS.len(),
         places in prop::collection::vec((0_usize..60, any::<u8>()), 0..6),
         tail in prop::sample::select(vec!["", "/", ".", ";x", "%20", "?x=1", "%2F", ".json", "%00"]),
     ) {
-        let (method, target) = CLOSED[row];
+        let (method, target) = REFUSED_REQUESTS[row];
         let mut spelt = String::new();
         for (index, byte) in target.bytes().enumerate() {
             match places.iter().find(|(place, _)| *place == index && index > 0) {
@@ -118,7 +119,7 @@ proptest! {
 
     #[test]
     fn document_with_denied_field_is_refused_however_wrapped(
-        field in prop::sample::select(DENIED),
+        field in prop::sample::select(UNLISTED_FIELDS),
         alias in any::<bool>(),
         hows in prop::collection::vec(any::<u8>(), 0..6),
         fragment_at in 0_usize..6,

@@ -9,7 +9,7 @@ use super::super::{Budget, Bundle, Decision, Module, value, watch};
 
 mod generated;
 
-const BUDGET: Budget = Budget::of(Duration::from_secs(5));
+const BUDGET: Budget = Budget::with_time_limit(Duration::from_secs(5));
 
 fn compile(text: &str, data: &Value) -> Option<Bundle> {
     let module = Module {
@@ -32,13 +32,13 @@ enum Comparison {
 
 /// Evaluates with both and compares the results.
 #[track_caller]
-fn compare(bundle: &Bundle, input: &Value, about: &str) -> Comparison {
-    let read = value::read(input).unwrap();
+fn compare(bundle: &Bundle, input: &Value, label: &str) -> Comparison {
+    let read = value::from_json(input).unwrap();
     let mut engine = bundle.interpreter.clone();
     engine.set_input(read.clone());
     let interpreted = engine.eval_rule(bundle.rule().to_owned());
 
-    let mut machine = bundle.machine().unwrap();
+    let mut machine = bundle.new_machine().unwrap();
     machine.set_input(read);
     machine.set_max_instructions(BUDGET.steps);
     let (answer, is_sound) = watch::run(|| machine.execute_entry_point_by_index(0));
@@ -48,18 +48,18 @@ fn compare(bundle: &Bundle, input: &Value, about: &str) -> Comparison {
     if is_allowed {
         // Whatever is not refused, the interpreter must have returned as well.
         let interpreted = interpreted.as_ref().unwrap_or_else(|error| {
-            panic!("{about}\n{input}\nallowed, but the interpreter failed: {error}")
+            panic!("{label}\n{input}\nallowed, but the interpreter failed: {error}")
         });
-        assert_eq!(answer.as_ref().ok(), Some(interpreted), "{about}\n{input}");
+        assert_eq!(answer.as_ref().ok(), Some(interpreted), "{label}\n{input}");
     }
     if !bundle.is_plain || !is_sound {
         return Comparison::NeedsConfirmation;
     }
     match (answer, interpreted) {
-        (Ok(answer), Ok(interpreted)) => assert_eq!(answer, interpreted, "{about}\n{input}"),
+        (Ok(answer), Ok(interpreted)) => assert_eq!(answer, interpreted, "{label}\n{input}"),
         // Definitions that disagree.
         (Ok(regorus::Value::Undefined), Err(_)) => {}
-        (answer, interpreted) => panic!("{about}\n{input}\n{answer:?}, but {interpreted:?}"),
+        (answer, interpreted) => panic!("{label}\n{input}\n{answer:?}, but {interpreted:?}"),
     }
     if is_allowed {
         Comparison::Allowed
@@ -138,7 +138,7 @@ fn policy_with_differing_construct_is_not_plain() {
 }
 
 /// Policies with errors, which the machine alone would ignore and allow.
-const FAULTS: [&str; 18] = [
+const POLICIES_WITH_ERRORS: [&str; 18] = [
     "default allow := true\nallow := false if startswith(input.x, \"/admin\")",
     "default allow := true\nallow := false if { some x in input.x; x == \"bad\" }",
     "default allow := true\nallow := false if { some x in input.xs; some y in x; y == 1 }",
@@ -168,7 +168,7 @@ fn policy_with_error_is_never_allowed() {
         json!({"x": 7, "xs": {"k": ["v"]}, "n": 1e300, "zero": 1e-300}),
         json!({}),
     ];
-    for policy in FAULTS {
+    for policy in POLICIES_WITH_ERRORS {
         let bundle = compile(policy, &json!({})).unwrap();
         assert!(bundle.is_plain, "{policy}");
         for input in &inputs {
@@ -271,7 +271,7 @@ fn shipped_bundle_allows_only_what_interpreter_allows() {
 
 #[test]
 fn run_with_error_needs_confirmation() {
-    let policy = FAULTS.first().unwrap();
+    let policy = POLICIES_WITH_ERRORS.first().unwrap();
     let bundle = compile(policy, &json!({})).unwrap();
     let decided = bundle.decide(&json!({"x": 1}), BUDGET);
     assert!(matches!(decided, Decision::Failed(_)), "{decided:?}");

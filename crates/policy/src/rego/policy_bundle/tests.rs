@@ -3,18 +3,18 @@ use serde_json::json;
 use super::super::Module;
 use super::*;
 
-fn bundle(text: &str, terms: BundleTerms) -> PolicyBundle {
+fn bundle(text: &str, settings: EvaluationSettings) -> PolicyBundle {
     let module = Module {
         name: "policy.rego".to_owned(),
         text: format!("package http.authz\n{text}"),
     };
     let many: Vec<u32> = (0..300).collect();
     let bundle = Bundle::compile("mine", "http/authz", &[module], &json!({"many": many}));
-    PolicyBundle::new(bundle.unwrap(), terms)
+    PolicyBundle::new(bundle.unwrap(), settings)
 }
 
-const STRICT: BundleTerms = BundleTerms {
-    budget: Budget::of(Duration::from_secs(60)),
+const STRICT: EvaluationSettings = EvaluationSettings {
+    budget: Budget::with_time_limit(Duration::from_secs(60)),
     is_enforced: true,
     fail_open: false,
 };
@@ -31,7 +31,9 @@ fn decision_has_matching_outcome() {
         matches!(change, BundleOutcome::Change { outputs, .. } if outputs == json!({"modified_data": 1}))
     );
     let asked = outcome("decision := {\"action\": \"ask\", \"reason\": \"why\"}");
-    assert!(matches!(asked, BundleOutcome::Ask(said) if said.message.as_deref() == Some("why")));
+    assert!(
+        matches!(asked, BundleOutcome::Ask(details) if details.message.as_deref() == Some("why"))
+    );
     for (policy, reason, message) in [
         (
             "allow := false\nreason := \"why\"",
@@ -60,15 +62,23 @@ fn failure_is_enforced_unless_fail_open() {
         (false, false, false, false),
         (false, true, false, false),
     ] {
-        let terms = BundleTerms {
+        let settings = EvaluationSettings {
             is_enforced: counts,
             fail_open,
             ..STRICT
         };
-        let bundle = bundle("allow := true", terms);
-        assert_eq!(bundle.decides(Some(&failed)), by_failure, "{terms:?}");
-        assert_eq!(bundle.decides(Some(&denied)), by_denial, "{terms:?}");
-        assert_eq!(bundle.decides(None), counts, "{terms:?}");
+        let bundle = bundle("allow := true", settings);
+        assert_eq!(
+            bundle.is_outcome_enforced(Some(&failed)),
+            by_failure,
+            "{settings:?}"
+        );
+        assert_eq!(
+            bundle.is_outcome_enforced(Some(&denied)),
+            by_denial,
+            "{settings:?}"
+        );
+        assert_eq!(bundle.is_outcome_enforced(None), counts, "{settings:?}");
     }
 }
 

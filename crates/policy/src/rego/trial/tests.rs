@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 fn module(name: &str, text: &str) -> Module {
     Module {
@@ -51,8 +51,8 @@ test_broken if {
 testing := true
 ";
     let modules = [policy(), module("policy_test.rego", tests)];
-    let tested = run_tests(&modules, &json!({"trusted": ["root"]}), LIMIT).unwrap();
-    let said: Vec<_> = tested
+    let tested = run_tests(&modules, &json!({"trusted": ["root"]}), TIME_LIMIT).unwrap();
+    let reported: Vec<_> = tested
         .iter()
         .map(|test| {
             let rule = test.rule.strip_prefix("data.mcp.authz_test.test_").unwrap();
@@ -65,7 +65,7 @@ testing := true
         })
         .collect();
     assert_eq!(
-        said,
+        reported,
         [
             ("reading_passes", "passed", "policy_test.rego:5"),
             ("wrong", "failed", "policy_test.rego:7"),
@@ -80,13 +80,19 @@ testing := true
 #[test]
 fn explain_reports_values_of_all_rules() {
     let input = json!({"name": "write", "agent_id": "x"});
-    let explained = explain(&[policy()], &json!({"trusted": ["root"]}), &input, LIMIT).unwrap();
-    let said: Vec<_> = explained
+    let explained = explain(
+        &[policy()],
+        &json!({"trusted": ["root"]}),
+        &input,
+        TIME_LIMIT,
+    )
+    .unwrap();
+    let reported: Vec<_> = explained
         .iter()
         .map(|one| (one.rule.as_str(), one.places.len(), &one.value))
         .collect();
     assert_eq!(
-        said,
+        reported,
         [
             ("data.mcp.authz.allow", 3, &RuleValue::Value(json!(false))),
             (
@@ -98,7 +104,7 @@ fn explain_reports_values_of_all_rules() {
     );
     let input = json!({"name": "read"});
     assert_eq!(missing_input(&[policy()], &input), ["input.agent_id"]);
-    let explained = explain(&[policy()], &json!({}), &input, LIMIT).unwrap();
+    let explained = explain(&[policy()], &json!({}), &input, TIME_LIMIT).unwrap();
     assert_eq!(explained[1].value, RuleValue::Undefined);
 }
 
@@ -111,7 +117,7 @@ fn entrypoints_are_packages_with_a_deciding_rule() {
 #[test]
 fn syntax_error_is_reported_with_location() {
     let bad = module("bad.rego", "package a\nx := ");
-    let error = run_tests(&[bad], &json!({}), LIMIT).unwrap_err();
+    let error = run_tests(&[bad], &json!({}), TIME_LIMIT).unwrap_err();
     assert!(error.to_string().starts_with("bad.rego:2"), "{error}");
 }
 
@@ -141,7 +147,7 @@ decision := false if {
 ";
     let data = json!({});
     let bundle = Bundle::compile("b", "mcp/authz", &[module("p.rego", text)], &data).unwrap();
-    let decide = |input| bundle.decide(&input, Budget::of(LIMIT));
+    let decide = |input| bundle.decide(&input, Budget::with_time_limit(TIME_LIMIT));
     assert!(matches!(
         decide(json!({"words": ["bad"], "evil": false})),
         Decision::Deny(_)

@@ -10,21 +10,21 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags};
 
-use super::{InitConnection, unexpected, wait};
+use super::{InitConnection, poll_until, unexpected_answer};
 use crate::contract::{SandboxError, TransferBounds, TransferSummary};
 use crate::namespace::protocol::{Answer, Request};
 use crate::transfer::TransferError;
 
-/// Timeout without progress. The agent can stop a process of its own id.
+/// Timeout without progress, because the agent can stop the process that unpacks or packs.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum size of an outcome: a hundred notes with a path in each.
 const MAX_OUTCOME_BYTES: usize = 1 << 20;
 
-/// Maximum overhead of an entry: headers, a long name, a long link, padding.
-const PER_ENTRY: u64 = 16 << 10;
+/// Maximum overhead of an archive's entry: headers, a long name, a long link, padding.
+const MAX_ENTRY_OVERHEAD_BYTES: u64 = 16 << 10;
 
-const CHUNK: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 impl InitConnection {
     /// Sends an archive to a process in the sandbox that unpacks it.
@@ -38,24 +38,25 @@ impl InitConnection {
             to: to.as_os_str().as_bytes().to_vec(),
             bounds: *bounds,
         };
-        let [feed, _, outcome] = self.begin("upload", &request)?;
-        let mut buffer = vec![0; CHUNK];
+        let [input, _, outcome] = self.start_task("upload", &request)?;
+        let mut buffer = vec![0; CHUNK_BYTES];
         let read = loop {
             match archive.read(&mut buffer) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => break Err(error),
                 Ok(0) => break Ok(()),
-                Ok(length) => match write_all(&feed, buffer.get(..length).unwrap_or_default()) {
+                Ok(length) => match write_all(&input, buffer.get(..length).unwrap_or_default()) {
                     Ok(()) => {}
-                    // The process has finished or failed; its outcome says which.
+                    // The process has closed its input: it has finished or failed, which its
+                    // outcome shows.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => break Ok(()),
                     Err(error) => return Err(SandboxError::NotResponding(error.to_string())),
                 },
             }
         };
         // A truncated archive is discarded in the sandbox.
-        drop(feed);
-        let outcome = self.outcome("upload", &outcome);
+        drop(input);
+        let outcome = self.read_outcome("upload", &outcome);
         match read {
             Ok(()) => outcome,
             Err(source) => Err(SandboxError::system("reading the archive")(source)),
@@ -73,37 +74,37 @@ impl InitConnection {
             from: from.as_os_str().as_bytes().to_vec(),
             bounds: *bounds,
         };
-        let [_, out, outcome] = self.begin("download", &request)?;
-        let most = bounds
+        let [_, output, outcome] = self.start_task("download", &request)?;
+        let max_bytes = bounds
             .bytes
-            .saturating_add(bounds.entries.saturating_mul(PER_ENTRY))
+            .saturating_add(bounds.entries.saturating_mul(MAX_ENTRY_OVERHEAD_BYTES))
             .saturating_add(MAX_OUTCOME_BYTES as u64);
         let mut total = 0_u64;
-        let mut buffer = vec![0; CHUNK];
+        let mut buffer = vec![0; CHUNK_BYTES];
         loop {
-            let length = read_some(&out, &mut buffer)
+            let length = read_some(&output, &mut buffer)
                 .map_err(|error| SandboxError::NotResponding(error.to_string()))?;
             if length == 0 {
                 break;
             }
             total += length as u64;
-            if total > most {
+            if total > max_bytes {
                 return Err(TransferError::TooLarge(bounds.bytes).into());
             }
             archive
                 .write_all(buffer.get(..length).unwrap_or_default())
                 .map_err(SandboxError::system("writing the archive"))?;
         }
-        self.outcome("download", &outcome)
+        self.read_outcome("download", &outcome)
     }
 
-    fn begin(&self, what: &str, request: &Request) -> Result<[OwnedFd; 3], SandboxError> {
+    fn start_task(&self, what: &str, request: &Request) -> Result<[OwnedFd; 3], SandboxError> {
         self.send(request)?;
         let ends = match self.receive()? {
             (Answer::Started, ends) => <[OwnedFd; 3]>::try_from(ends)
                 .map_err(|_| SandboxError::NotResponding("init sent no pipes".to_owned()))?,
             (Answer::Failed { step, reason }, _) => return Err(not_started(what, step, reason)),
-            (answer, _) => return Err(unexpected(&answer)),
+            (answer, _) => return Err(unexpected_answer(&answer)),
         };
         for end in &ends {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
@@ -113,12 +114,12 @@ impl InitConnection {
     }
 
     /// Reads the outcome of the process in the sandbox.
-    fn outcome(&self, what: &str, end: &OwnedFd) -> Result<TransferSummary, SandboxError> {
-        let silent = |error: Error| SandboxError::NotResponding(error.to_string());
+    fn read_outcome(&self, what: &str, end: &OwnedFd) -> Result<TransferSummary, SandboxError> {
+        let not_responding = |error: Error| SandboxError::NotResponding(error.to_string());
         let mut outcome_bytes = Vec::new();
-        let mut buffer = vec![0; CHUNK];
+        let mut buffer = vec![0; CHUNK_BYTES];
         loop {
-            let length = read_some(end, &mut buffer).map_err(silent)?;
+            let length = read_some(end, &mut buffer).map_err(not_responding)?;
             outcome_bytes.extend_from_slice(buffer.get(..length).unwrap_or_default());
             if length == 0 || outcome_bytes.len() > MAX_OUTCOME_BYTES {
                 break;
@@ -137,7 +138,7 @@ impl InitConnection {
                     })),
                 }
             }
-            (answer, _) => Err(unexpected(&answer)),
+            (answer, _) => Err(unexpected_answer(&answer)),
         }
     }
 }
@@ -155,7 +156,7 @@ fn write_all(end: &OwnedFd, mut bytes: &[u8]) -> std::io::Result<()> {
         match nix::unistd::write(end, bytes) {
             Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
             Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) => until_ready(end, PollFlags::POLLOUT)?,
+            Err(Errno::EAGAIN) => wait_until_ready(end, PollFlags::POLLOUT)?,
             Err(errno) => return Err(errno.into()),
         }
     }
@@ -168,15 +169,15 @@ fn read_some(end: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<usize> {
         match nix::unistd::read(end, buffer) {
             Ok(length) => return Ok(length),
             Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) => until_ready(end, PollFlags::POLLIN)?,
+            Err(Errno::EAGAIN) => wait_until_ready(end, PollFlags::POLLIN)?,
             Err(errno) => return Err(errno.into()),
         }
     }
 }
 
-fn until_ready(end: &OwnedFd, what: PollFlags) -> std::io::Result<()> {
+fn wait_until_ready(end: &OwnedFd, what: PollFlags) -> std::io::Result<()> {
     let mut ends = [PollFd::new(end.as_fd(), what)];
-    match wait(&mut ends, Some(Instant::now() + IDLE_TIMEOUT))? {
+    match poll_until(&mut ends, Some(Instant::now() + IDLE_TIMEOUT))? {
         0 => Err(Error::new(
             ErrorKind::TimedOut,
             format!("no progress for {} s", IDLE_TIMEOUT.as_secs()),

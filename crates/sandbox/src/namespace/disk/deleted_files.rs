@@ -1,9 +1,9 @@
-//! Size of files that were deleted and are still open: they use space and are in no directory. They
-//! are found in the descriptor tables of all threads in the sandbox (threads may have their own
-//! tables), by stat only.
+//! Size of files that were deleted and are still open: such files use space and are in no
+//! directory. They are found in the descriptor tables of all threads in the sandbox (threads may
+//! have their own tables), by stat only.
 //!
 //! Files that are only mapped, or in flight through a socket, are not found. With a single id,
-//! neither are files of a process that forbids inspection; such a process is reported. The floor
+//! files of an undumpable process are not found either; such a process is reported. The floor
 //! covers these cases.
 
 use std::collections::HashSet;
@@ -23,7 +23,7 @@ use super::measure::MIN_ENTRY_BYTES;
 /// Maximum number of distinct files; each counts at least its inode.
 const MAX_DELETED_FILES: usize = 1 << 16;
 
-/// `memfd_create` on a kernel without tmpfs.
+/// The type of ramfs, which backs `memfd_create` on a kernel without tmpfs.
 const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
 
 /// A search in progress.
@@ -42,14 +42,18 @@ pub(super) struct DeletedFiles {
 }
 
 impl DeletedFiles {
-    pub(super) fn begin(inside: &SandboxProcesses<'_>, top: &OwnedFd) -> std::io::Result<Self> {
-        let mut processes = numbers(inside.proc, c".")?;
-        // Init and its subreapers hold none.
-        processes.retain(|pid| *pid != 1 && !inside.subreapers.contains(&Pid::from_raw(*pid)));
-        Self::of(inside.proc, top, processes)
+    pub(super) fn begin(
+        processes_view: &SandboxProcesses<'_>,
+        top: &OwnedFd,
+    ) -> std::io::Result<Self> {
+        let mut processes = list_numeric_names(processes_view.proc, c".")?;
+        // Init and the subreapers have no deleted files open.
+        processes
+            .retain(|pid| *pid != 1 && !processes_view.subreapers.contains(&Pid::from_raw(*pid)));
+        Self::new(processes_view.proc, top, processes)
     }
 
-    fn of(proc: &OwnedFd, top: &OwnedFd, processes: Vec<i32>) -> std::io::Result<Self> {
+    fn new(proc: &OwnedFd, top: &OwnedFd, processes: Vec<i32>) -> std::io::Result<Self> {
         Ok(Self {
             proc: proc.as_fd().try_clone_to_owned()?,
             device: fstat(top)?.st_dev,
@@ -72,8 +76,8 @@ impl DeletedFiles {
         self.has_hidden_process
     }
 
-    /// Examines one more descriptor, or the next table; returns whether there was one. A file that
-    /// is closed meanwhile uses no space.
+    /// Examines the next descriptor or opens the next table; returns `false` at the end. A file
+    /// that is closed meanwhile uses no space.
     pub(super) fn next(&mut self) -> bool {
         if let Some((table, listing)) = &mut self.listing {
             let Some(Ok(entry)) = listing.next() else {
@@ -89,8 +93,8 @@ impl DeletedFiles {
                 && self.seen.insert((data.st_dev, data.st_ino))
             {
                 let blocks = u64::try_from(data.st_blocks).unwrap_or(0);
-                let taken = blocks.saturating_mul(512).max(MIN_ENTRY_BYTES);
-                self.bytes = self.bytes.saturating_add(taken);
+                let size = blocks.saturating_mul(512).max(MIN_ENTRY_BYTES);
+                self.bytes = self.bytes.saturating_add(size);
             }
             return true;
         }
@@ -110,7 +114,7 @@ impl DeletedFiles {
             return false;
         };
         if let Ok(path) = CString::new(format!("{pid}/task"))
-            && let Ok(threads) = numbers(&self.proc, &path)
+            && let Ok(threads) = list_numeric_names(&self.proc, &path)
         {
             let tables = threads
                 .into_iter()
@@ -123,7 +127,7 @@ impl DeletedFiles {
 }
 
 /// The numeric entries of a directory: processes or threads.
-fn numbers(at: &OwnedFd, path: &std::ffi::CStr) -> nix::Result<Vec<i32>> {
+fn list_numeric_names(at: &OwnedFd, path: &std::ffi::CStr) -> nix::Result<Vec<i32>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut listing = Dir::openat(at, path, flags, Mode::empty())?;
     let entries = listing.iter().flatten();
@@ -152,51 +156,51 @@ mod tests {
 
     use super::*;
 
-    fn held(top: &OwnedFd) -> u64 {
+    fn deleted_bytes(top: &OwnedFd) -> u64 {
         let proc = File::open("/proc").unwrap().into();
         let own = i32::try_from(std::process::id()).unwrap();
-        let mut unnamed = DeletedFiles::of(&proc, top, vec![own]).unwrap();
+        let mut unnamed = DeletedFiles::new(&proc, top, vec![own]).unwrap();
         while unnamed.next() {}
         unnamed.bytes()
     }
 
     #[test]
     fn deleted_file_on_disk_counts_once() {
-        // Not on tmpfs, as the directory for temporary files may be.
+        // The directory for temporary files may be on tmpfs, which does not count.
         let place = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let top: OwnedFd = File::open(place.path()).unwrap().into();
-        let before = held(&top);
+        let before = deleted_bytes(&top);
         let path = place.path().join("file");
         let mut file = File::create(&path).unwrap();
         file.write_all(&vec![1; 1 << 20]).unwrap();
         file.sync_all().unwrap();
-        assert_eq!(held(&top), before, "it has a name");
+        assert_eq!(deleted_bytes(&top), before, "it has a name");
         fs::remove_file(&path).unwrap();
         let _twice = file.try_clone().unwrap();
-        let found = held(&top) - before;
+        let found = deleted_bytes(&top) - before;
         assert!((1 << 20..1 << 21).contains(&found), "{found}");
         let memory = memfd_create("memory", MFdFlags::empty()).unwrap();
         File::from(memory.try_clone().unwrap())
             .write_all(&vec![1; 1 << 20])
             .unwrap();
-        assert_eq!(held(&top) - before, found, "memory does not count");
+        assert_eq!(deleted_bytes(&top) - before, found, "memory does not count");
         // In a descriptor table that no other thread shares.
-        let elsewhere = std::sync::Barrier::new(2);
+        let barrier = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES).unwrap();
-                let path = place.path().join("another");
-                let mut another = File::create(&path).unwrap();
-                another.write_all(&vec![1; 1 << 20]).unwrap();
-                another.sync_all().unwrap();
+                let path = place.path().join("second");
+                let mut second = File::create(&path).unwrap();
+                second.write_all(&vec![1; 1 << 20]).unwrap();
+                second.sync_all().unwrap();
                 fs::remove_file(&path).unwrap();
-                elsewhere.wait();
-                elsewhere.wait();
+                barrier.wait();
+                barrier.wait();
             });
-            elsewhere.wait();
-            let both = held(&top) - before;
+            barrier.wait();
+            let both = deleted_bytes(&top) - before;
             assert!((2 << 20..4 << 20).contains(&both), "{both}");
-            elsewhere.wait();
+            barrier.wait();
         });
     }
 }

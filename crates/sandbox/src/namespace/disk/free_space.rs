@@ -7,9 +7,9 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::measure;
 
-/// The reserve of the host, unless it is more than a twentieth of the file system.
-const FLOOR: u64 = 1 << 30;
-/// The same, in inodes.
+/// The reserve of the host in bytes. On a small file system the reserve is a twentieth of its size.
+const FLOOR_BYTES: u64 = 1 << 30;
+/// The reserve of the host in inodes, with the same exception.
 const FLOOR_INODES: u64 = 16 << 10;
 
 /// The free space of a file system.
@@ -24,18 +24,19 @@ pub(super) struct FreeSpace {
 /// Which sandboxes have to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum StopNeed {
-    /// None.
+    /// No sandbox has to stop.
     None,
-    /// Below the floor: those that used a large part of the lost space.
-    Greedy,
-    /// Below half of it: those that used any.
-    Grown,
-    /// Below a quarter: all.
+    /// The free space is below the floor: sandboxes that used a large part of the lost space stop.
+    LargeGrowth,
+    /// The free space is below half of the floor: sandboxes that have grown stop.
+    AnyGrowth,
+    /// The free space is below a quarter of the floor: all sandboxes stop.
     All,
 }
 
 impl FreeSpace {
-    /// The space used since then, at least: empty files use only inodes.
+    /// Returns the space used since `before`. Each used inode counts, because empty files use only
+    /// inodes.
     pub(super) fn used_since(self, before: Self) -> u64 {
         let inodes = before.inodes_free.saturating_sub(self.inodes_free);
         before
@@ -50,6 +51,7 @@ impl FreeSpace {
             || self.inodes_free < self.inodes_floor.saturating_mul(floors)
     }
 
+    /// Returns which sandboxes have to stop at this free space.
     pub(super) fn stop_need(self) -> StopNeed {
         let has_less_than = |part: u64| {
             self.free < self.floor / part || self.inodes_free < self.inodes_floor / part
@@ -57,23 +59,24 @@ impl FreeSpace {
         if has_less_than(4) {
             StopNeed::All
         } else if has_less_than(2) {
-            StopNeed::Grown
+            StopNeed::AnyGrowth
         } else if has_less_than(1) {
-            StopNeed::Greedy
+            StopNeed::LargeGrowth
         } else {
             StopNeed::None
         }
     }
 
-    pub(super) fn of(top: &OwnedFd) -> nix::Result<Self> {
+    /// Queries the free space of the file system of `top`.
+    pub(super) fn query(top: &OwnedFd) -> nix::Result<Self> {
         let found = fstatvfs(top)?;
         let size = found.blocks() * found.fragment_size();
-        // A file system with dynamic inodes reports none.
-        let counts = found.files() > 0;
+        // A file system with dynamic inodes reports no number of inodes.
+        let has_inode_count = found.files() > 0;
         Ok(Self {
             free: found.blocks_available() * found.fragment_size(),
-            floor: FLOOR.min(size / 20),
-            inodes_free: if counts {
+            floor: FLOOR_BYTES.min(size / 20),
+            inodes_free: if has_inode_count {
                 found.files_available()
             } else {
                 u64::MAX
@@ -84,8 +87,8 @@ impl FreeSpace {
 }
 
 /// Returns why no sandbox can be created, if the file system is too full.
-pub(crate) fn check_room(directory: &OwnedFd) -> Result<Option<String>> {
-    let free_space = FreeSpace::of(directory)?;
+pub(crate) fn check_free_space(directory: &OwnedFd) -> Result<Option<String>> {
+    let free_space = FreeSpace::query(directory)?;
     Ok(free_space.is_below(1).then(|| {
         format!(
             "the file system of the sandboxes has only {} and {} inodes left; free some space there",

@@ -23,33 +23,34 @@ pub(super) struct Measurement {
     top: OwnedFd,
     /// The open directories, from the top.
     levels: Vec<Level>,
-    /// The names on the path to the last of them.
+    /// The names on the path to the last open directory.
     path_names: Vec<CString>,
     /// Directories that were too deep to enter, by path.
-    deeper: Vec<Vec<CString>>,
+    too_deep: Vec<Vec<CString>>,
     bytes: u64,
     /// The deleted files that are still open.
     deleted_files: Option<DeletedFiles>,
 }
 
+/// An open directory, and its subdirectories that are not measured yet.
 struct Level {
     directory: OwnedFd,
     listing: Option<OwningIter>,
-    below: Vec<CString>,
+    subdirectories: Vec<CString>,
 }
 
 impl Measurement {
     /// Starts a measurement of `top`, and of deleted files that the sandbox's processes have open.
-    pub(super) fn begin(top: &OwnedFd, inside: Option<&SandboxProcesses<'_>>) -> Result<Self> {
-        let first = Level::enter(top, c".")?;
+    pub(super) fn begin(top: &OwnedFd, processes: Option<&SandboxProcesses<'_>>) -> Result<Self> {
+        let first = Level::open(top, c".")?;
         Ok(Self {
             top: top.as_fd().try_clone_to_owned()?,
             levels: vec![first],
             path_names: vec![c".".to_owned()],
-            deeper: Vec::new(),
+            too_deep: Vec::new(),
             bytes: 0,
-            deleted_files: inside
-                .map(|inside| DeletedFiles::begin(inside, top))
+            deleted_files: processes
+                .map(|processes| DeletedFiles::begin(processes, top))
                 .transpose()?,
         })
     }
@@ -67,7 +68,7 @@ impl Measurement {
             .is_some_and(DeletedFiles::has_hidden_process)
     }
 
-    /// Measures some more entries; returns whether it is complete.
+    /// Measures up to `entries` more entries; returns whether the measurement is complete.
     pub(super) fn resume(&mut self, entries: usize) -> bool {
         for _ in 0..entries {
             if !self.next() {
@@ -77,13 +78,14 @@ impl Measurement {
         false
     }
 
+    /// Measures one entry, or opens or leaves one directory; returns `false` at the end.
     fn next(&mut self) -> bool {
         let Some(level) = self.levels.last_mut() else {
-            return self.descend_again()
+            return self.enter_too_deep()
                 || self.deleted_files.as_mut().is_some_and(DeletedFiles::next);
         };
         if let Some(listing) = &mut level.listing {
-            // A failing listing ends, because the agent has removed the directory.
+            // An error ends the listing, because the agent has removed the directory.
             let Some(Ok(entry)) = listing.next() else {
                 level.listing = None;
                 return true;
@@ -94,12 +96,12 @@ impl Measurement {
             {
                 self.bytes = self.bytes.saturating_add(size_of_entry(&data));
                 if is_directory(&data) {
-                    level.below.push(name.to_owned());
+                    level.subdirectories.push(name.to_owned());
                 }
             }
             return true;
         }
-        let Some(name) = level.below.pop() else {
+        let Some(name) = level.subdirectories.pop() else {
             self.levels.pop();
             self.path_names.pop();
             return true;
@@ -107,9 +109,9 @@ impl Measurement {
         if self.levels.len() >= MAX_DEPTH {
             let mut path_names = self.path_names.clone();
             path_names.push(name);
-            self.deeper.push(path_names);
+            self.too_deep.push(path_names);
         } else if let Some(level) = self.levels.last()
-            && let Ok(inner) = Level::enter(&level.directory, &name)
+            && let Ok(inner) = Level::open(&level.directory, &name)
         {
             self.levels.push(inner);
             self.path_names.push(name);
@@ -118,8 +120,8 @@ impl Measurement {
     }
 
     /// Enters a directory that was too deep; returns whether there was one.
-    fn descend_again(&mut self) -> bool {
-        let Some(path_names) = self.deeper.pop() else {
+    fn enter_too_deep(&mut self) -> bool {
+        let Some(path_names) = self.too_deep.pop() else {
             return false;
         };
         let mut at = None;
@@ -129,7 +131,7 @@ impl Measurement {
             };
             at = Some(next);
         }
-        if let Some(Ok(level)) = at.map(|at| Level::enter(&at, c".")) {
+        if let Some(Ok(level)) = at.map(|at| Level::open(&at, c".")) {
             self.levels.push(level);
             self.path_names = path_names;
         }
@@ -138,14 +140,14 @@ impl Measurement {
 }
 
 impl Level {
-    fn enter(at: &OwnedFd, name: &CStr) -> nix::Result<Self> {
+    fn open(at: &OwnedFd, name: &CStr) -> nix::Result<Self> {
         let directory = open(at, name)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let listing = Dir::openat(&directory, ".", flags, Mode::empty())?;
         Ok(Self {
             directory,
             listing: Some(listing.into_iter()),
-            below: Vec::new(),
+            subdirectories: Vec::new(),
         })
     }
 }

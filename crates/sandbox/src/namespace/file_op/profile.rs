@@ -9,16 +9,16 @@ use seccompiler::{
 };
 
 use crate::namespace::hardening;
-use crate::worker::profile::{ALLOWED, ALLOWED_HERE};
+use crate::worker::profile::{ALLOWED, ALLOWED_OF_ARCHITECTURE};
 
-/// The kept capabilities; it need not map ids for others.
-const KEPT: &[u32] = hardening::FILE_OP_CAPABILITIES;
+/// The capabilities that this process keeps. It need not map ids for a sandbox.
+const KEPT_CAPABILITIES: &[u32] = hardening::FILE_OP_CAPABILITIES;
 
 /// Confines this process irrevocably.
 pub(super) fn apply_profile() -> Result<()> {
-    // One byte, not 0: see `hardening::limit`.
+    // 1 byte instead of 0, for the reason in `hardening::set_limits`.
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
-    hardening::keep_capabilities(KEPT)?;
+    hardening::keep_capabilities(KEPT_CAPABILITIES)?;
     hardening::set_undumpable_and_no_new_privs()?;
     let filter = filter().map_err(Error::other)?;
     seccompiler::apply_filter(&filter).map_err(Error::other)
@@ -27,10 +27,15 @@ pub(super) fn apply_profile() -> Result<()> {
 /// The worker's allowlist, and calls that copy, link and change owners; no program, no socket, and
 /// no process except threads.
 fn filter() -> std::result::Result<BpfProgram, BackendError> {
-    let plain = ALLOWED.iter().chain(ALLOWED_HERE).chain(FILES);
-    let plain = plain.chain(FILES_HERE).chain(THREADS);
+    let unconditional = ALLOWED
+        .iter()
+        .chain(ALLOWED_OF_ARCHITECTURE)
+        .chain(FILE_CALLS);
+    let unconditional = unconditional
+        .chain(FILE_CALLS_OF_ARCHITECTURE)
+        .chain(THREAD_CALLS);
     let mut rules: std::collections::BTreeMap<i64, Vec<SeccompRule>> =
-        plain.map(|&call| (call, Vec::new())).collect();
+        unconditional.map(|&call| (call, Vec::new())).collect();
     let thread = libc::CLONE_THREAD.unsigned_abs().into();
     let thread = condition(0, SeccompCmpOp::MaskedEq(thread), thread)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![thread])?]);
@@ -58,7 +63,8 @@ fn condition(
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, value)
 }
 
-const FILES: &[i64] = &[
+/// Calls that copy, link and change owners.
+const FILE_CALLS: &[i64] = &[
     libc::SYS_copy_file_range,
     libc::SYS_fchown,
     libc::SYS_fchownat,
@@ -72,7 +78,7 @@ const FILES: &[i64] = &[
 
 /// Older variants of the same calls.
 #[cfg(target_arch = "x86_64")]
-const FILES_HERE: &[i64] = &[
+const FILE_CALLS_OF_ARCHITECTURE: &[i64] = &[
     libc::SYS_chown,
     libc::SYS_lchown,
     libc::SYS_link,
@@ -81,9 +87,10 @@ const FILES_HERE: &[i64] = &[
 ];
 
 #[cfg(not(target_arch = "x86_64"))]
-const FILES_HERE: &[i64] = &[];
+const FILE_CALLS_OF_ARCHITECTURE: &[i64] = &[];
 
-const THREADS: &[i64] = &[
+/// Calls that threads need.
+const THREAD_CALLS: &[i64] = &[
     libc::SYS_prctl,
     libc::SYS_rseq,
     libc::SYS_sched_getaffinity,
@@ -110,7 +117,7 @@ mod tests {
         let status = match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 let path = c"/bin/true".as_ptr() as i64;
-                let well = filter().is_ok_and(|filter| {
+                let all_refused = filter().is_ok_and(|filter| {
                     hardening::set_undumpable_and_no_new_privs().is_ok()
                         && seccompiler::apply_filter(&filter).is_ok()
                 }) && refused(libc::SYS_execve, [path, 0, 0])
@@ -126,7 +133,7 @@ mod tests {
                     && refused(libc::SYS_ioctl, [0, 0x5412, 0])
                     && refused(libc::SYS_bpf, [0, 0, 0]);
                 // SAFETY: ends this process at once.
-                unsafe { libc::_exit(i32::from(!well)) }
+                unsafe { libc::_exit(i32::from(!all_refused)) }
             }
             ForkResult::Parent { child } => waitpid(child, None).unwrap(),
         };

@@ -14,6 +14,7 @@ use crate::namespace::identity::AGENT_UID;
 use crate::namespace::protocol::Identity;
 use crate::namespace::step::{Step, StepError};
 
+/// Devices of the host that are mounted in `/dev`.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 
 /// Files of `/proc` with information about the host or control over it.
@@ -45,19 +46,19 @@ const PROC_OF_INIT: &str = "lower/proc";
 pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), StepError> {
     let none = None::<&str>;
     let dev = format!("{base}/dev");
-    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    let restricted = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     mount(
         Some("tmpfs"),
         dev.as_str(),
         Some("tmpfs"),
-        quiet,
+        restricted,
         Some("mode=0755,size=64k"),
     )
     .step("mounting /dev")?;
     for device in DEVICES {
         let inside = format!("{dev}/{device}");
         let host = format!("/dev/{device}");
-        write(&inside, "").step("making a device's place")?;
+        write(&inside, "").step("creating a mount point for a device")?;
         mount(
             Some(host.as_str()),
             inside.as_str(),
@@ -83,7 +84,7 @@ pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), StepError>
         Some("devpts"),
         format!("{dev}/pts").as_str(),
         Some("devpts"),
-        quiet,
+        restricted,
         Some("newinstance,ptmxmode=0666,mode=0600"),
     )
     .step("mounting /dev/pts")?;
@@ -95,36 +96,43 @@ pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), StepError>
         Some("tmpfs"),
         format!("{dev}/shm").as_str(),
         Some("tmpfs"),
-        quiet | MsFlags::MS_NODEV,
+        restricted | MsFlags::MS_NODEV,
         Some(format!("mode=1777,size=256m,uid={owner}").as_str()),
     )
     .step("mounting /dev/shm")?;
-    let tight = quiet | MsFlags::MS_RDONLY;
-    mount(none, dev.as_str(), none, MsFlags::MS_REMOUNT | tight, none).step("closing /dev")
+    let read_only = restricted | MsFlags::MS_RDONLY;
+    mount(
+        none,
+        dev.as_str(),
+        none,
+        MsFlags::MS_REMOUNT | read_only,
+        none,
+    )
+    .step("making /dev read-only")
 }
 
-/// Mounts a masked `/proc`. Returns an unmasked one for init alone.
+/// Mounts a masked `/proc`. Returns an unmasked `/proc` for init.
 ///
 /// If init lowers the weight of sessions, the agent could raise it in `/proc/PID/autogroup`, and a
 /// mount cannot mask a file of every process, so `/proc` is read-only.
 pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, StepError> {
     let none = None::<&str>;
-    let proc_place = format!("{base}/proc");
-    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let fresh = |at: &str, options| {
-        mount(Some("proc"), at, Some("proc"), quiet, Some(options))
+    let proc_path = format!("{base}/proc");
+    let restricted = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let mount_new_proc = |at: &str, options| {
+        mount(Some("proc"), at, Some("proc"), restricted, Some(options))
             .step("mounting /proc (inside a container this needs an unmasked /proc outside)")
     };
-    // Init must see every process to kill it, also an undumpable one, which `hidepid` would hide
-    // from an init with the same id. It therefore keeps its own open instance, mounted at a path
-    // that is unmounted with the host's tree.
-    make_directory(Path::new(PROC_OF_INIT), 0o755).step("making a place for /proc")?;
-    fresh(PROC_OF_INIT, "")?;
+    // Init must see every process to kill it. `hidepid` would hide undumpable processes from an
+    // init with the agent's id. Init therefore keeps a second instance open, at a path that is
+    // unmounted with the host's tree.
+    make_directory(Path::new(PROC_OF_INIT), 0o755).step("creating a mount point for /proc")?;
+    mount_new_proc(PROC_OF_INIT, "")?;
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let proc = open(PROC_OF_INIT, flags, Mode::empty()).step("opening /proc")?;
-    fresh(&proc_place, "hidepid=2")?;
+    mount_new_proc(&proc_path, "hidepid=2")?;
     for name in PROC_READ_ONLY {
-        let path = format!("{proc_place}/{name}");
+        let path = format!("{proc_path}/{name}");
         if Path::new(&path).exists() {
             mount(
                 Some(path.as_str()),
@@ -134,11 +142,11 @@ pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, Step
                 none,
             )
             .step("masking /proc")?;
-            remount(path.as_str(), quiet | MsFlags::MS_RDONLY).step("masking /proc")?;
+            remount(path.as_str(), restricted | MsFlags::MS_RDONLY).step("masking /proc")?;
         }
     }
     for name in PROC_MASKED {
-        let path = format!("{proc_place}/{name}");
+        let path = format!("{proc_path}/{name}");
         if Path::new(&path).exists() {
             mount(
                 Some("/dev/null"),
@@ -151,7 +159,7 @@ pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, Step
         }
     }
     if is_read_only {
-        remount(proc_place.as_str(), quiet | MsFlags::MS_RDONLY).step("masking /proc")?;
+        remount(proc_path.as_str(), restricted | MsFlags::MS_RDONLY).step("masking /proc")?;
     }
     Ok(proc)
 }

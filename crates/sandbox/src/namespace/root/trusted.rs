@@ -5,11 +5,11 @@ use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
 
-use super::{Tree, make_place, remount};
+use super::{RootTree, create_mount_point, remount};
 use crate::namespace::layer::Layer;
 use crate::namespace::trust::{self, TrustStaging};
 
-impl Tree<'_> {
+impl RootTree<'_> {
     /// Mounts the trusted certificates at the paths of the environment variables. Returns whether a
     /// trust store for Java was written.
     pub(super) fn add_trust(&self) -> Result<bool, Error> {
@@ -17,27 +17,27 @@ impl Tree<'_> {
             return Ok(false);
         }
         let has_java = TrustStaging::add_java(Path::new(self.base))?;
-        let at = make_place(Path::new(self.base), Path::new(trust::OWN))?;
+        let at = create_mount_point(Path::new(self.base), Path::new(trust::GATE_DIRECTORY))?;
         let none = None::<&str>;
         mount(
-            Some(&TrustStaging::own()),
+            Some(&TrustStaging::gate_directory()),
             &at,
             none,
             MsFlags::MS_BIND,
             none,
         )?;
-        let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        remount(&at, quiet | MsFlags::MS_RDONLY)?;
+        let restricted = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        remount(&at, restricted | MsFlags::MS_RDONLY)?;
         Ok(has_java)
     }
 
-    /// Mounts bundles over those of a layer that is no overlay.
+    /// Mounts the bundle over the bundles of a layer that is mounted read-only without an overlay.
     pub(super) fn bind_trust(&mut self, layer: &Layer, at: &Path) {
         let none = None::<&str>;
         let bundles = self
             .staging
             .iter()
-            .flat_map(|staging| staging.bundles(&layer.inside));
+            .flat_map(|staging| staging.bundles(&layer.sandbox_path));
         for (beneath, bundle) in bundles {
             let to = at.join(beneath);
             let bound = match to.symlink_metadata() {
@@ -50,7 +50,7 @@ impl Tree<'_> {
                 Err(error) => Err(error),
             };
             if let Err(error) = bound {
-                let shown = layer.inside.join(beneath);
+                let shown = layer.sandbox_path.join(beneath);
                 self.warnings.push(format!(
                     "the gate's certificate is not in /{}: {error}; point programs to \
                      /etc/palisade/ca.pem",

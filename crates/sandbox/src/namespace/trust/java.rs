@@ -6,6 +6,7 @@
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
+// Values of the format.
 const MAGIC: u32 = 0xfeed_feed;
 const VERSION: u32 = 2;
 const CERTIFICATE: u32 = 2;

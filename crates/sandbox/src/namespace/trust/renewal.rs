@@ -4,8 +4,8 @@
 //! file would never be seen: the bundle and the root file grow in place. An older root stays until
 //! the sandbox restarts; it expires by itself.
 //!
-//! A failed lookup is cached, too: the gate must add a root before it signs with it, or OpenSSL's
-//! failed lookup of `HASH.0` is cached first.
+//! The kernel also caches failed lookups. The gate must therefore add a root before it signs with
+//! it; otherwise a failed lookup of `HASH.0` by OpenSSL would be cached.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -19,31 +19,31 @@ use nix::fcntl::{OFlag, open, openat, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 
-use super::{ALL, OWN_ROOT, OWN_STORE, ROOT, java};
+use super::{ROOT_PATH, STAGED_BUNDLE, STAGED_JAVA_STORE, STAGED_ROOT, java};
 use crate::contract::Trust;
 
-/// A write within one such unit of a file is atomic for readers.
-const UNIT: u64 = 4096;
+/// A write within an aligned block of this size is atomic for readers.
+const ATOMIC_WRITE_BYTES: u64 = 4096;
 
 /// Maximum size of a root.
-const MAX_ROOT: usize = 4096;
+const MAX_ROOT_BYTES: usize = 4096;
 
-/// Maximum size of all roots together; one has some 700 bytes.
-const MAX_ROOTS: usize = 128 << 10;
+/// Maximum size of all roots together; a root has some 700 bytes.
+const MAX_ALL_ROOTS_BYTES: usize = 128 << 10;
 
 /// The certificate files, through a directory that has no path in the sandbox.
 pub(crate) struct TrustFiles {
     directory: OwnedFd,
     /// Directories with a link to the root certificate.
-    linked: Vec<PathBuf>,
+    link_directories: Vec<PathBuf>,
 }
 
 impl TrustFiles {
-    pub(super) fn open(directory: &Path, linked: Vec<PathBuf>) -> Result<Self> {
+    pub(super) fn open(directory: &Path, link_directories: Vec<PathBuf>) -> Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         Ok(Self {
             directory: open(directory, flags, Mode::empty())?,
-            linked,
+            link_directories,
         })
     }
 
@@ -55,29 +55,30 @@ impl TrustFiles {
     /// Adds a root, unless it exists. A partial failure is completed by the next call.
     pub(crate) fn add(&self, trust: &Trust) -> Result<()> {
         let root = trust.root.as_bytes();
-        let roots = self.read(OWN_ROOT)?;
+        let roots = self.read(STAGED_ROOT)?;
         if contains(&roots, root) {
             return Ok(());
         }
-        let is_root = root.starts_with(b"-----BEGIN CERTIFICATE-----") && root.len() <= MAX_ROOT;
-        if !is_root || roots.len() + root.len() > MAX_ROOTS {
+        let is_root =
+            root.starts_with(b"-----BEGIN CERTIFICATE-----") && root.len() <= MAX_ROOT_BYTES;
+        if !is_root || roots.len() + root.len() > MAX_ALL_ROOTS_BYTES {
             return Err(Error::from(ErrorKind::InvalidInput));
         }
-        for directory in &self.linked {
+        for directory in &self.link_directories {
             let link = directory.join(format!("{:08x}.0", trust.hash));
-            match symlinkat(ROOT, &self.directory, &link) {
+            match symlinkat(ROOT_PATH, &self.directory, &link) {
                 Ok(()) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        let mut all = self.read(ALL)?;
+        let mut all = self.read(STAGED_BUNDLE)?;
         if !contains(&all, root) {
-            self.append(ALL, &all, root)?;
-            all = self.read(ALL)?;
+            self.append(STAGED_BUNDLE, &all, root)?;
+            all = self.read(STAGED_BUNDLE)?;
         }
-        self.renew_store(&all)?;
-        // The link is created last and marks completion.
-        self.append(OWN_ROOT, &roots, root)
+        self.rewrite_java_store(&all)?;
+        // The root file is written last: a root in this file is complete in all other files.
+        self.append(STAGED_ROOT, &roots, root)
     }
 
     /// Appends to a file that is read concurrently.
@@ -85,9 +86,9 @@ impl TrustFiles {
         let mut file = self.open_file(name, OFlag::O_WRONLY | OFlag::O_APPEND)?;
         let length = before.len() as u64;
         let mut padding = u64::from(!before.ends_with(b"\n"));
-        let begins = (length + padding) % UNIT;
-        if begins + text.len() as u64 > UNIT {
-            padding += UNIT - begins;
+        let start_in_block = (length + padding) % ATOMIC_WRITE_BYTES;
+        if start_in_block + text.len() as u64 > ATOMIC_WRITE_BYTES {
+            padding += ATOMIC_WRITE_BYTES - start_in_block;
         }
         // Empty lines between certificates are ignored.
         let padding = usize::try_from(padding).map_err(Error::other)?;
@@ -99,25 +100,31 @@ impl TrustFiles {
         })
     }
 
-    /// Rewrites Java's trust store, if it exists. It is in no overlay.
-    fn renew_store(&self, all: &[u8]) -> Result<()> {
-        match self.open_file(OWN_STORE, OFlag::O_RDONLY) {
+    /// Rewrites Java's trust store, if it exists. The trust store is in no overlay, so a rename can
+    /// replace it.
+    fn rewrite_java_store(&self, all: &[u8]) -> Result<()> {
+        match self.open_file(STAGED_JAVA_STORE, OFlag::O_RDONLY) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         }
-        let draft = c"own/.truststore.new";
-        match unlinkat(&self.directory, draft, UnlinkatFlags::NoRemoveDir) {
+        let temporary = c"own/.truststore.new";
+        match unlinkat(&self.directory, temporary, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         let mode = Mode::from_bits_truncate(0o644);
-        let mut file = File::from(openat(&self.directory, draft, flags, mode)?);
+        let mut file = File::from(openat(&self.directory, temporary, flags, mode)?);
         file.write_all(&java::store(all))?;
         drop(file);
-        let store = CString::new(Path::new(OWN_STORE).as_os_str().as_bytes())?;
-        renameat(&self.directory, draft, &self.directory, store.as_c_str())?;
+        let store = CString::new(Path::new(STAGED_JAVA_STORE).as_os_str().as_bytes())?;
+        renameat(
+            &self.directory,
+            temporary,
+            &self.directory,
+            store.as_c_str(),
+        )?;
         Ok(())
     }
 
@@ -161,22 +168,22 @@ mod tests {
         create_dir_all(at("own")).unwrap();
         create_dir_all(at("over-ssl/certs")).unwrap();
         let first = trust("first", 1);
-        write(at(OWN_ROOT), &first.root).unwrap();
-        write(at(ALL), format!("the system's\n{}", first.root)).unwrap();
+        write(at(STAGED_ROOT), &first.root).unwrap();
+        write(at(STAGED_BUNDLE), format!("the system's\n{}", first.root)).unwrap();
         if java {
-            write(at(OWN_STORE), "old").unwrap();
+            write(at(STAGED_JAVA_STORE), "old").unwrap();
         }
         let files = TrustFiles::open(place.path(), vec!["over-ssl/certs".into()]).unwrap();
         (place, files)
     }
 
-    // Issue 14, number 8.
     #[test]
     fn new_root_is_added_once_to_existing_files() {
         let (place, files) = staging(true);
         let inodes = || {
             use std::os::unix::fs::MetadataExt;
-            [ALL, OWN_ROOT].map(|name| place.path().join(name).metadata().unwrap().ino())
+            [STAGED_BUNDLE, STAGED_ROOT]
+                .map(|name| place.path().join(name).metadata().unwrap().ino())
         };
         let before = inodes();
         for _ in 0..2 {
@@ -184,27 +191,29 @@ mod tests {
         }
         assert_eq!(inodes(), before, "an overlay caches inodes");
         let text = |name: &str| read_to_string(place.path().join(name)).unwrap();
-        for name in [ALL, OWN_ROOT] {
+        for name in [STAGED_BUNDLE, STAGED_ROOT] {
             assert_eq!(text(name).matches("second").count(), 1, "{name}");
             assert_eq!(text(name).matches("first").count(), 1, "{name}");
         }
         let link = place.path().join("over-ssl/certs/0000002a.0");
-        assert_eq!(read_link(link).unwrap(), Path::new(ROOT));
-        assert_ne!(read(place.path().join(OWN_STORE)).unwrap(), b"old");
+        assert_eq!(read_link(link).unwrap(), Path::new(ROOT_PATH));
+        assert_ne!(read(place.path().join(STAGED_JAVA_STORE)).unwrap(), b"old");
     }
 
     #[test]
     fn partial_renewal_is_completed() {
         let (place, files) = staging(false);
         let second = trust("second", 2);
-        let all = read(place.path().join(ALL)).unwrap();
-        files.append(ALL, &all, second.root.as_bytes()).unwrap();
+        let all = read(place.path().join(STAGED_BUNDLE)).unwrap();
+        files
+            .append(STAGED_BUNDLE, &all, second.root.as_bytes())
+            .unwrap();
         files.add(&second).unwrap();
-        for name in [ALL, OWN_ROOT] {
+        for name in [STAGED_BUNDLE, STAGED_ROOT] {
             let text = read_to_string(place.path().join(name)).unwrap();
             assert_eq!(text.matches("second").count(), 1, "{name}");
         }
-        assert!(!place.path().join(OWN_STORE).exists());
+        assert!(!place.path().join(STAGED_JAVA_STORE).exists());
     }
 
     #[test]
@@ -214,13 +223,13 @@ mod tests {
             let name = format!("{number}{}", "x".repeat(700));
             files.add(&trust(&name, number)).unwrap();
         }
-        let text = read_to_string(place.path().join(ALL)).unwrap();
+        let text = read_to_string(place.path().join(STAGED_BUNDLE)).unwrap();
         let ends = text.match_indices("-----END CERTIFICATE-----");
-        let begins = text.match_indices("-----BEGIN CERTIFICATE-----");
-        let both: Vec<_> = begins.zip(ends).collect();
+        let start_in_block = text.match_indices("-----BEGIN CERTIFICATE-----");
+        let both: Vec<_> = start_in_block.zip(ends).collect();
         assert_eq!(both.len(), 41);
         for ((begin, _), (end, _)) in both {
-            let unit = usize::try_from(UNIT).unwrap();
+            let unit = usize::try_from(ATOMIC_WRITE_BYTES).unwrap();
             assert_eq!(begin / unit, (end + 25) / unit, "{begin}");
         }
     }
@@ -228,12 +237,12 @@ mod tests {
     #[test]
     fn malformed_and_too_many_roots_are_refused() {
         let (_place, files) = staging(false);
-        let root_unavailable = Trust {
+        let malformed = Trust {
             root: "x".to_owned(),
             hash: 1,
         };
-        assert!(files.add(&root_unavailable).is_err());
-        assert!(files.add(&trust(&"x".repeat(MAX_ROOT), 1)).is_err());
+        assert!(files.add(&malformed).is_err());
+        assert!(files.add(&trust(&"x".repeat(MAX_ROOT_BYTES), 1)).is_err());
         let long = "x".repeat(3000);
         let most = (0..100).take_while(|n| files.add(&trust(&format!("{n}{long}"), *n)).is_ok());
         assert!((30..50).contains(&most.count()));

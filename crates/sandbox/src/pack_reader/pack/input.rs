@@ -19,40 +19,41 @@ pub(super) fn inflate(
     inflater: &mut Decompress,
     piece: &mut [u8],
     size: u64,
-    mut take: impl FnMut(&[u8]),
+    mut on_data: impl FnMut(&[u8]),
 ) -> Result<(), PackError> {
     const WRONG: PackError = PackError::Malformed("an object cannot be unpacked");
     inflater.reset(true);
     loop {
-        let (read_before, made_before) = (inflater.total_in(), inflater.total_out());
+        let (read_before, inflated_before) = (inflater.total_in(), inflater.total_out());
         let packed = input.fill()?;
         let status = inflater
             .decompress(packed, piece, FlushDecompress::None)
             .map_err(|_| WRONG)?;
         let read = usize::try_from(inflater.total_in() - read_before).map_err(|_| WRONG)?;
-        let made = usize::try_from(inflater.total_out() - made_before).map_err(|_| WRONG)?;
+        let inflated =
+            usize::try_from(inflater.total_out() - inflated_before).map_err(|_| WRONG)?;
         if inflater.total_out() > size {
             return Err(PackError::Malformed(
-                "an object is larger than its header says",
+                "an object is larger than the size in its header",
             ));
         }
-        take(piece.get(..made).unwrap_or_default());
+        on_data(piece.get(..inflated).unwrap_or_default());
         input.consume(read);
         match status {
             Status::StreamEnd if inflater.total_out() == size => return Ok(()),
             Status::StreamEnd => {
                 return Err(PackError::Malformed(
-                    "an object is smaller than its header says",
+                    "an object is smaller than the size in its header",
                 ));
             }
-            Status::Ok | Status::BufError if read == 0 && made == 0 => return Err(WRONG),
+            Status::Ok | Status::BufError if read == 0 && inflated == 0 => return Err(WRONG),
             Status::Ok | Status::BufError => {}
         }
     }
 }
 
-/// Reads a file from an offset through its own buffer. It does not use the file's position, which
-/// is shared with the gate.
+/// Reads a file from an offset through its own buffer. The file's position is not used, because the
+/// gate shares it.
 pub(super) struct Input<'a> {
     file: &'a File,
     /// The file offset of the buffer's end.
@@ -66,7 +67,7 @@ pub(super) struct Input<'a> {
 
 impl<'a> Input<'a> {
     pub(super) fn new(file: &'a File, at: u64, hasher: Option<Hasher>) -> Self {
-        // Entries that are loaded again are mostly small.
+        // Without a hasher the input reads single entries again, most of which are small.
         let size = if hasher.is_some() { CHUNK } else { 4 << 10 };
         Self {
             file,
@@ -85,7 +86,7 @@ impl<'a> Input<'a> {
     /// Returns the buffered bytes, at least one.
     fn fill(&mut self) -> Result<&[u8], PackError> {
         if self.is_at_end()? {
-            return Err(PackError::Short);
+            return Err(PackError::Truncated);
         }
         Ok(self.buffer.get(self.start..self.end).unwrap_or_default())
     }
@@ -114,7 +115,7 @@ impl<'a> Input<'a> {
     }
 
     pub(super) fn byte(&mut self) -> Result<u8, PackError> {
-        let first = self.fill()?.first().copied().ok_or(PackError::Short)?;
+        let first = self.fill()?.first().copied().ok_or(PackError::Truncated)?;
         self.consume(1);
         Ok(first)
     }

@@ -43,8 +43,8 @@ fn entry(head: &[u8], bytes: &[u8]) -> Vec<u8> {
 fn pack(format: ObjectFormat) -> Vec<u8> {
     let blob = entry(&[0x3a], b"0123456789");
     let delta = [10, 4, 0x91, 2, 3, 1, b'x'];
-    let by_place = entry(&[0x67, u8::try_from(blob.len()).unwrap()], &delta);
-    let mut hasher = name_hasher(format, Kind::Blob, 10);
+    let by_offset = entry(&[0x67, u8::try_from(blob.len()).unwrap()], &delta);
+    let mut hasher = object_hasher(format, Kind::Blob, 10);
     hasher.update(b"0123456789");
     let base = hasher.finish();
     let mut head = vec![0x77];
@@ -53,7 +53,7 @@ fn pack(format: ObjectFormat) -> Vec<u8> {
     let mut bytes = b"PACK\0\0\0\x02\0\0\0\x05".to_vec();
     for part in [
         blob,
-        by_place,
+        by_offset,
         by_id,
         entry(&[0x25], b"trees"),
         entry(&[0x44], b"tags"),

@@ -14,7 +14,7 @@ fn repository_is_skipped_in_every_spelling_and_noted_once() {
         ".g\u{200c}it",
         ".git::$INDEX_ALLOCATION",
     ] {
-        let (_place, target) = place();
+        let (_place, target) = target_fixture();
         let summary = ArchiveBuilder::default()
             .directory(&format!("a/{name}/"))
             .file(&format!("a/{name}/config"), "[core]\n")
@@ -30,7 +30,7 @@ fn repository_is_skipped_in_every_spelling_and_noted_once() {
         assert!(summary.left_out[1].starts_with("a/another"), "{name}");
     }
     // As a file or a link it points to a repository.
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let summary = ArchiveBuilder::default()
         .file(".git", "gitdir: elsewhere\n")
         .link("sub/.git", "../elsewhere")
@@ -46,7 +46,7 @@ fn repository_is_skipped_in_every_spelling_and_noted_once() {
 
 #[test]
 fn skipped_repositories_count_towards_bounds() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let large = "x".repeat(600 << 10);
     let error = ArchiveBuilder::default()
         .file(".git/one", &large)
@@ -57,7 +57,7 @@ fn skipped_repositories_count_towards_bounds() {
 
 #[test]
 fn sensitive_files_are_unpacked_and_reported() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let summary = ArchiveBuilder::default()
         .directory(".vscode/")
         .file(".vscode/tasks.json", "{}")
@@ -68,7 +68,7 @@ fn sensitive_files_are_unpacked_and_reported() {
         .unwrap();
     assert_eq!((summary.files, summary.left_out.len()), (4, 0));
     let named: Vec<_> = summary
-        .steering
+        .sensitive
         .iter()
         .filter_map(|note| note.split(": ").next())
         .collect();
@@ -77,14 +77,14 @@ fn sensitive_files_are_unpacked_and_reported() {
 
 #[test]
 fn operators_repository_is_uploaded_completely() {
-    let (_place, target) = place();
+    let (_place, target) = target_fixture();
     let archive = ArchiveBuilder::default()
         .file(".git/config", "[core]\n")
         .end();
     let summary = unpack(
         &mut archive.as_slice(),
         &target,
-        &ROOMY,
+        &LARGE_BOUNDS,
         &UnpackRules::FOR_SANDBOX,
     )
     .unwrap();

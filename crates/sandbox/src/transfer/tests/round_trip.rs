@@ -9,7 +9,7 @@ use std::path::Path;
 use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
 use proptest::test_runner::TestCaseError;
 
-use super::ROOMY;
+use super::LARGE_BOUNDS;
 use crate::transfer::{UnpackRules, pack, unpack};
 
 /// A tree: for each path its mode and content.
@@ -22,7 +22,7 @@ enum Node {
     Link(Vec<u8>),
 }
 
-fn plant(root: &Path, tree: &Tree) {
+fn write_tree(root: &Path, tree: &Tree) {
     for (path, (mode, node)) in tree {
         let path = root.join(OsStr::from_bytes(path));
         match node {
@@ -37,13 +37,13 @@ fn plant(root: &Path, tree: &Tree) {
     }
 }
 
-fn look(root: &Path, below: &Path, tree: &mut Tree) {
+fn read_tree(root: &Path, below: &Path, tree: &mut Tree) {
     for entry in std::fs::read_dir(root.join(below)).unwrap() {
         let path = below.join(entry.unwrap().file_name());
         let full = root.join(&path);
         let data = full.symlink_metadata().unwrap();
         let node = if data.is_dir() {
-            look(root, &path, tree);
+            read_tree(root, &path, tree);
             Node::Directory
         } else if data.is_symlink() {
             Node::Link(
@@ -118,12 +118,12 @@ fn archives_are_interchangeable_with_gnu_tar() {
     std::fs::set_permissions(source.join("tool"), PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::hard_link(source.join("tool"), source.join("twin")).unwrap();
     symlink(format!("{long}{}", "x".repeat(200)), source.join("link")).unwrap();
-    let mut planted = Tree::new();
-    look(&source, Path::new(""), &mut planted);
+    let mut expected = Tree::new();
+    read_tree(&source, Path::new(""), &mut expected);
     let compare = |root: &Path, what: &str| {
         let mut arrived = Tree::new();
-        look(root, Path::new(""), &mut arrived);
-        assert_eq!(arrived, planted, "{what}");
+        read_tree(root, Path::new(""), &mut arrived);
+        assert_eq!(arrived, expected, "{what}");
     };
     let tar = |words: &[&str]| {
         let mut tar = std::process::Command::new("tar");
@@ -140,7 +140,7 @@ fn archives_are_interchangeable_with_gnu_tar() {
         tar(&["-c", "--format", format, "-f", &name, "source"]);
         let mut theirs = std::fs::File::open(place.path().join(&name)).unwrap();
         let target = place.path().join(format);
-        unpack(&mut theirs, &target, &ROOMY, &UnpackRules::FOR_HOST).unwrap();
+        unpack(&mut theirs, &target, &LARGE_BOUNDS, &UnpackRules::FOR_HOST).unwrap();
         compare(&target.join("source"), format);
     }
 }
@@ -153,16 +153,16 @@ proptest! {
         let place = tempfile::tempdir().unwrap();
         let source = place.path().join("source");
         std::fs::create_dir(&source).unwrap();
-        plant(&source, &tree);
+        write_tree(&source, &tree);
         let mut archive = Vec::new();
         let packed = pack(&source, &mut archive, &mut |_| {})
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
         let target = place.path().join("target");
-        let unpacked = unpack(&mut archive.as_slice(), &target, &ROOMY, &UnpackRules::FOR_HOST)
+        let unpacked = unpack(&mut archive.as_slice(), &target, &LARGE_BOUNDS, &UnpackRules::FOR_HOST)
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(packed, unpacked);
         let mut arrived = Tree::new();
-        look(&target.join("source"), Path::new(""), &mut arrived);
+        read_tree(&target.join("source"), Path::new(""), &mut arrived);
         prop_assert_eq!(arrived, tree);
     }
 }

@@ -125,7 +125,7 @@ fn terminal_is_private_and_can_be_resized() {
         .backend
         .start(&id, &SandboxCommand::shell(line), Some(size))
         .unwrap();
-    let mut master = std::fs::File::from(running.ends()[0].try_clone().unwrap());
+    let mut master = std::fs::File::from(running.stdio()[0].try_clone().unwrap());
     let mut seen = Vec::new();
     let mut read_until = |word: &str| {
         let mut buffer = [0; 512];
@@ -142,7 +142,7 @@ fn terminal_is_private_and_can_be_resized() {
             columns: 6,
         })
         .unwrap();
-    let mut writer = std::fs::File::from(running.ends()[0].try_clone().unwrap());
+    let mut writer = std::fs::File::from(running.stdio()[0].try_clone().unwrap());
     writer.write_all(b"\n").unwrap();
     assert!(read_until("ok").contains("5 6"));
     assert_eq!(running.wait().unwrap().code, 0);
@@ -156,7 +156,7 @@ fn a_signal_reaches_the_command() {
         .backend
         .start(&id, &SandboxCommand::shell(line), None)
         .unwrap();
-    let mut out = std::fs::File::from(running.ends()[1].try_clone().unwrap());
+    let mut out = std::fs::File::from(running.stdio()[1].try_clone().unwrap());
     let mut word = [0; 6];
     out.read_exact(&mut word).unwrap();
     running.signal(15).unwrap();

@@ -118,7 +118,7 @@ fn calls_that_bypass_the_sandbox_are_refused() {
         ("prlimit-other-high", "EPERM"),
         ("prlimit-own", "done"),
         ("adjtime", "EPERM"),
-        // Issue 14, number 3.
+        // Regression test for issue 14, item 3.
         ("sched-setscheduler", "EPERM"),
         ("sched-setparam", "EPERM"),
         ("sched-setattr", "EPERM"),

@@ -10,7 +10,11 @@ pub(crate) fn small() -> (NamespaceFixture, policy::id::SandboxId) {
     (fixture, id)
 }
 
-pub(crate) fn assert_ends(fixture: &NamespaceFixture, id: &policy::id::SandboxId, line: &str) {
+pub(crate) fn assert_stopped_by_disk_limit(
+    fixture: &NamespaceFixture,
+    id: &policy::id::SandboxId,
+    line: &str,
+) {
     let mut command = SandboxCommand::shell(line);
     command.timeout = Some(std::time::Duration::from_secs(60));
     let error = fixture.backend.exec(id, &command).unwrap_err();
@@ -24,7 +28,7 @@ pub(crate) fn assert_ends(fixture: &NamespaceFixture, id: &policy::id::SandboxId
 
 fn assert_stops(line: &str) {
     let (fixture, id) = small();
-    assert_ends(&fixture, &id, line);
+    assert_stopped_by_disk_limit(&fixture, &id, line);
     let SandboxStatus::Error(printed) = fixture.backend.status(&id) else {
         panic!("{}", fixture.backend.status(&id));
     };
@@ -54,10 +58,10 @@ fn open_deleted_files_count_towards_the_limit() {
         "exec 9> /tmp/x; rm /tmp/x; for i in $(seq 4096); do head -c 65536 /dev/zero >&9; done; \
          sleep 1000",
         // In a thread's own descriptor table.
-        "/tmp/probe hoard /tmp/x; sleep 1000",
+        "/tmp/probe fill-deleted-file /tmp/x; sleep 1000",
     ] {
-        assert_ends(&fixture, &id, line);
-        until("room", || {
+        assert_stopped_by_disk_limit(&fixture, &id, line);
+        until("the sandbox to run again", || {
             fixture.backend.status(&id) == SandboxStatus::Active
         });
         assert_eq!(fixture.stdout_of(&id, "echo well"), "well\n");
@@ -82,7 +86,7 @@ fn sandbox_restarts_after_space_is_freed() {
         .exec(&id, &SandboxCommand::shell(line))
         .unwrap_err();
     std::fs::remove_file(fixture.backend.workspace(&id).join("b")).unwrap();
-    until("room", || {
+    until("the sandbox to run again", || {
         fixture.backend.status(&id) == SandboxStatus::Active
     });
     assert_eq!(fixture.stdout_of(&id, "ls /tmp"), "a\n");

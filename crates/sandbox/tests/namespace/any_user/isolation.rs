@@ -28,8 +28,8 @@ fn host_sockets_are_unreachable_by_path_and_name() {
     fixture.install_probe(&id);
     let path = fixture.directory.path().join("control.sock");
     let _control = UnixListener::bind(&path).unwrap();
-    let door = fixture.directory.path().join("sandboxes/one/init.sock");
-    for path in [&path, &door] {
+    let init_socket = fixture.directory.path().join("sandboxes/one/init.sock");
+    for path in [&path, &init_socket] {
         assert!(path.exists());
         let printed = fixture.stdout_of(&id, &format!("/tmp/probe reach {}", path.display()));
         assert_eq!(printed, "ENOENT\n");
@@ -53,7 +53,7 @@ fn host_listeners_receive_nothing() {
         tcp.set_nonblocking(true).unwrap();
         udp.set_nonblocking(true).unwrap();
         let mut addresses = vec![tcp.local_addr().unwrap().ip().to_string()];
-        // The two ends of the link as well.
+        // The addresses of both ends of the link.
         addresses.extend(match any {
             "127.0.0.1:0" => ["192.0.0.1", "192.0.0.2"].map(str::to_owned),
             _ => ["fd70:616c:6973::1", "fd70:616c:6973::2"].map(str::to_owned),
@@ -82,12 +82,12 @@ fn two_sandboxes_share_no_network_name_process_or_file() {
     fixture.backend.create(&two).unwrap();
     fixture.install_probe(&one);
     fixture.install_probe(&two.id);
-    // Both listen in the first one, for as long as this test keeps them.
-    let waiting = |line: &str| {
+    // Each command listens in the first sandbox until it is dropped.
+    let start_listener = |line: &str| {
         let command = SandboxCommand::new(["/bin/sh", "-c", line]);
         let running = fixture.backend.start(&one, &command, None).unwrap();
         let mut word = [0; 10];
-        let printed = running.ends().get(1).unwrap();
+        let printed = running.stdio().get(1).unwrap();
         let mut received = 0;
         while received < word.len() {
             received += nix::unistd::read(printed, &mut word[received..]).unwrap();
@@ -95,8 +95,8 @@ fn two_sandboxes_share_no_network_name_process_or_file() {
         assert_eq!(&word, b"listening\n");
         running
     };
-    let _name = waiting("/tmp/probe keep-abstract shared");
-    let _port = waiting("/tmp/probe accept 0.0.0.0:9000");
+    let _name = start_listener("/tmp/probe listen-abstract shared");
+    let _port = start_listener("/tmp/probe accept 0.0.0.0:9000");
     let stdout_of = |line: &str| fixture.stdout_of(&two.id, line);
     assert_eq!(
         fixture.stdout_of(&one, "/tmp/probe reach-abstract shared"),
@@ -111,7 +111,7 @@ fn two_sandboxes_share_no_network_name_process_or_file() {
         assert!(printed.contains("refused"), "{address}: {printed}");
     }
     // A process of an earlier command may not be reaped yet.
-    until("only its own", || {
+    until("the second sandbox to show only its own processes", || {
         stdout_of("ls /proc > /tmp/seen; grep -c '^[0-9]' /tmp/seen") == "2\n"
     });
     let other = fixture.directory.path().join("sandboxes/one");
@@ -143,11 +143,11 @@ fn setuid_files_give_no_rights() {
     let mounts = fixture.stdout_of(&id, "cat /proc/self/mountinfo");
     for line in mounts.lines() {
         let mut fields = line.split(' ').skip(4);
-        let (place, options) = (fields.next().unwrap(), fields.next().unwrap());
+        let (path, options) = (fields.next().unwrap(), fields.next().unwrap());
         // Devices and masks are single files that the agent cannot change.
-        let single = place.starts_with("/dev/") || place.starts_with("/proc/");
-        let quiet = options.split(',').any(|option| option == "nosuid");
-        assert!(quiet || single, "{line}");
+        let is_single_file = path.starts_with("/dev/") || path.starts_with("/proc/");
+        let is_nosuid = options.split(',').any(|option| option == "nosuid");
+        assert!(is_nosuid || is_single_file, "{line}");
     }
     let line = "cp /usr/bin/id /tmp/id && chmod 6755 /tmp/id && /tmp/id -u";
     assert_eq!(fixture.stdout_of(&id, line), "1000\n");

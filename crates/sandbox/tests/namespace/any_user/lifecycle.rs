@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use sandbox::contract::{Force, SandboxBackend, SandboxCommand, SandboxError, SandboxStatus};
 
-use crate::fixture::{NamespaceFixture, at_once, config, until};
+use crate::fixture::{NamespaceFixture, config, poll_without_pause, until};
 
 #[test]
 fn pause_is_idempotent_and_stops_every_process() {
@@ -43,11 +43,11 @@ fn deletion_leaves_no_process_mount_or_directory() {
     let line = "mkdir -p /tmp/a/b && chmod 0 /tmp/a; ln -s / /tmp/root; \
                 (setsid sleep 4242 &) ; sleep 4242 >/dev/null 2>&1 & ";
     fixture.stdout_of(&id, line);
-    let place = fixture.directory.path().join("sandboxes/one");
-    let cgroups = cgroups_of(&place);
+    let directory = fixture.directory.path().join("sandboxes/one");
+    let cgroups = cgroups_of(&directory);
     fixture.backend.pause(&id).unwrap();
     fixture.backend.delete(&id, Force::No).unwrap();
-    assert!(!place.exists());
+    assert!(!directory.exists());
     assert_nothing_is_left(fixture.directory.path());
     assert!(cgroups.iter().all(|cgroup| !cgroup.exists()), "{cgroups:?}");
 }
@@ -64,7 +64,7 @@ fn sandbox_with_killed_init_has_error_status_until_deleted() {
         nix::sys::signal::Signal::SIGKILL,
     )
     .unwrap();
-    // Until then it only does not respond.
+    // Before the kernel has removed init, the status is only that the sandbox does not respond.
     let gone = SandboxStatus::Error("its processes are gone; resume the sandbox".to_owned());
     until("the end of init", || fixture.backend.status(&id) == gone);
     let error = fixture
@@ -84,8 +84,8 @@ fn init_of_another_protocol_version_has_unknown_status() {
     };
     use std::os::fd::AsRawFd;
     let (fixture, id) = NamespaceFixture::with_sandbox();
-    let door = fixture.directory.path().join("sandboxes/one/init.sock");
-    std::fs::rename(&door, door.with_extension("real")).unwrap();
+    let init_socket = fixture.directory.path().join("sandboxes/one/init.sock");
+    std::fs::rename(&init_socket, init_socket.with_extension("real")).unwrap();
     let fake = socket(
         AddressFamily::Unix,
         SockType::SeqPacket,
@@ -93,9 +93,9 @@ fn init_of_another_protocol_version_has_unknown_status() {
         None,
     )
     .unwrap();
-    bind(fake.as_raw_fd(), &UnixAddr::new(&door).unwrap()).unwrap();
+    bind(fake.as_raw_fd(), &UnixAddr::new(&init_socket).unwrap()).unwrap();
     listen(&fake, Backlog::new(8).unwrap()).unwrap();
-    let welcome = std::thread::spawn(move || {
+    let server = std::thread::spawn(move || {
         for _ in 0..3 {
             let client = accept(fake.as_raw_fd()).unwrap();
             let hello = br#"{"protocol":99,"and":"something new"}"#;
@@ -114,7 +114,7 @@ fn init_of_another_protocol_version_has_unknown_status() {
     );
     let error = fixture.backend.listeners(&id).unwrap_err();
     assert!(matches!(error, SandboxError::Protocol { .. }), "{error}");
-    welcome.join().unwrap();
+    server.join().unwrap();
     // Deletion does not depend on the protocol.
     fixture.backend.delete(&id, Force::Yes).unwrap();
     assert_eq!(fixture.backend.status(&id), SandboxStatus::Missing);
@@ -125,15 +125,15 @@ fn forced_delete_kills_processes_of_an_unreadable_record() {
     for paused in [false, true] {
         let (fixture, id) = NamespaceFixture::with_sandbox();
         fixture.stdout_of(&id, "(setsid sleep 4243 &) ; sleep 4243 >/dev/null 2>&1 &");
-        let place = fixture.directory.path().join("sandboxes/one");
-        let cgroups = cgroups_of(&place);
+        let directory = fixture.directory.path().join("sandboxes/one");
+        let cgroups = cgroups_of(&directory);
         let record: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(place.join("record.json")).unwrap()).unwrap();
+            serde_json::from_slice(&std::fs::read(directory.join("record.json")).unwrap()).unwrap();
         let init = record["init"]["pid"].as_i64().unwrap();
         if paused {
             fixture.backend.pause(&id).unwrap();
         }
-        std::fs::write(place.join("record.json"), "{").unwrap();
+        std::fs::write(directory.join("record.json"), "{").unwrap();
         fixture.backend.delete(&id, Force::Yes).unwrap();
         // A zombie is reaped by its new parent.
         let stat = std::fs::read_to_string(format!("/proc/{init}/stat")).unwrap_or_default();
@@ -147,17 +147,17 @@ fn forced_delete_kills_processes_of_an_unreadable_record() {
 fn unreadable_record_is_never_cleaned_up() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
     fixture.backend.pause(&id).unwrap();
-    let place = fixture.directory.path().join("sandboxes/one");
-    let whole = std::fs::read(place.join("record.json")).unwrap();
-    std::fs::write(place.join("record.json"), "").unwrap();
+    let directory = fixture.directory.path().join("sandboxes/one");
+    let whole = std::fs::read(directory.join("record.json")).unwrap();
+    std::fs::write(directory.join("record.json"), "").unwrap();
     assert_eq!(fixture.backend.cleanup().unwrap(), []);
     assert!(matches!(
         fixture.backend.status(&id),
         SandboxStatus::Error(_)
     ));
     fixture.backend.delete(&id, Force::No).unwrap_err();
-    assert!(place.join("fs/root/workspace").exists());
-    std::fs::write(place.join("record.json"), whole).unwrap();
+    assert!(directory.join("fs/root/workspace").exists());
+    std::fs::write(directory.join("record.json"), whole).unwrap();
     fixture.backend.delete(&id, Force::No).unwrap();
 }
 
@@ -195,11 +195,13 @@ fn killed_create_leaves_nothing_after_cleanup() {
             .stderr(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        let place = fixture.directory.path().join("sandboxes").join(&id);
-        at_once("the directory", || place.exists());
+        let directory = fixture.directory.path().join("sandboxes").join(&id);
+        poll_without_pause("the directory", || directory.exists());
         // Each round kills later: between the first file and a running sandbox.
-        let moment = std::time::Instant::now() + std::time::Duration::from_micros(round * 1500);
-        at_once("the moment", || std::time::Instant::now() >= moment);
+        let kill_time = std::time::Instant::now() + std::time::Duration::from_micros(round * 1500);
+        poll_without_pause("the time of the kill", || {
+            std::time::Instant::now() >= kill_time
+        });
         creator.kill().unwrap();
         creator.wait().unwrap();
         fixture.backend.cleanup().unwrap();
@@ -213,7 +215,7 @@ fn killed_create_leaves_nothing_after_cleanup() {
             }
             other => panic!("{other}"),
         }
-        assert!(!place.exists());
+        assert!(!directory.exists());
         assert_nothing_is_left(fixture.directory.path());
         assert_no_cgroup_is_left(&format!("palisade-{id}-"));
     }
@@ -233,7 +235,7 @@ fn created_sandbox_is_active_immediately() {
     assert_eq!(made.status, SandboxStatus::Active);
 }
 
-/// No mount in this directory, no sandbox.
+/// Asserts that the directory contains no mount and no sandbox.
 fn assert_nothing_is_left(directory: &Path) {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(directory.to_str().unwrap()), "{mounts}");
@@ -248,8 +250,8 @@ fn assert_nothing_is_left(directory: &Path) {
 }
 
 /// The cgroups on a sandbox's record.
-fn cgroups_of(place: &Path) -> Vec<PathBuf> {
-    let record = std::fs::read(place.join("record.json")).unwrap();
+fn cgroups_of(directory: &Path) -> Vec<PathBuf> {
+    let record = std::fs::read(directory.join("record.json")).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
     serde_json::from_value(record.pointer("/cgroups").unwrap().clone()).unwrap()
 }

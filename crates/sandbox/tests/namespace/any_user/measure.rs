@@ -14,7 +14,7 @@ fn create_run_and_transfer_measured() {
     let rounds: usize = rounds.map_or(3, |rounds| rounds.parse().unwrap());
     let (fixture, id) = NamespaceFixture::with_sandbox();
     let backend = &fixture.backend;
-    let nothing = SandboxCommand::new(["/bin/true"]);
+    let true_command = SandboxCommand::new(["/bin/true"]);
     let time = |what: &str, rounds: usize, work: &mut dyn FnMut(usize)| {
         let mut times: Vec<Duration> = (0..rounds)
             .map(|round| {
@@ -24,19 +24,19 @@ fn create_run_and_transfer_measured() {
             })
             .collect();
         times.sort();
-        let at = |part: usize| times[(rounds - 1) * part / 100].as_secs_f64() * 1000.0;
+        let percentile = |part: usize| times[(rounds - 1) * part / 100].as_secs_f64() * 1000.0;
         println!(
             "{what}: median {:.2} ms, 90 % {:.2} ms, best {:.2} ms",
-            at(50),
-            at(90),
-            at(0)
+            percentile(50),
+            percentile(90),
+            percentile(0)
         );
     };
     time("/bin/true on the host", rounds, &mut |_| {
         std::process::Command::new("/bin/true").status().unwrap();
     });
     time("exec of /bin/true", rounds, &mut |_| {
-        assert_eq!(backend.exec(&id, &nothing).unwrap().exit_code, 0);
+        assert_eq!(backend.exec(&id, &true_command).unwrap().exit_code, 0);
     });
     time("status", rounds, &mut |_| {
         backend.status(&id);
@@ -51,7 +51,7 @@ fn create_run_and_transfer_measured() {
         backend.create(&each(round)).unwrap();
     });
     time("first exec", few, &mut |round| {
-        backend.exec(&each(round).id, &nothing).unwrap();
+        backend.exec(&each(round).id, &true_command).unwrap();
     });
     time("delete", few, &mut |round| {
         backend.delete(&each(round).id, Force::Yes).unwrap();
@@ -73,7 +73,7 @@ fn create_run_and_transfer_measured() {
             .download(&id, Path::new("file"), &mut back, &bounds)
             .unwrap();
     });
-    time("exec that says 64 MB", 3, &mut |_| {
+    time("exec that prints 60 MB", 3, &mut |_| {
         let printed = backend
             .exec(&id, &SandboxCommand::shell("head -c 60000000 file"))
             .unwrap();

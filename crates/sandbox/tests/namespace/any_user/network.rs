@@ -13,22 +13,22 @@ use sandbox::contract::{ListenerTransport, SandboxBackend, SandboxListener};
 
 use crate::fixture::NamespaceFixture;
 
-fn door(
+fn take_listener(
     fixture: &NamespaceFixture,
     id: &SandboxId,
     kind: ListenerTransport,
     port: u16,
-    like: &str,
+    family_of: &str,
 ) -> SandboxListener {
-    let v4 = like.parse::<IpAddr>().unwrap().is_ipv4();
+    let v4 = family_of.parse::<IpAddr>().unwrap().is_ipv4();
     let mut all = fixture.backend.listeners(id).unwrap();
-    let place = all
+    let index = all
         .iter()
         .position(|one| {
             one.transport == kind && one.address.port() == port && one.address.is_ipv4() == v4
         })
         .unwrap();
-    all.swap_remove(place)
+    all.swap_remove(index)
 }
 
 #[test]
@@ -42,18 +42,19 @@ fn connection_to_any_address_arrives_with_its_destination() {
         ("2001:db8::1", 80),
         ("2001:db8:ffff::9", 443),
     ] {
-        let listener: TcpListener = door(&fixture, &id, ListenerTransport::Tcp, port, address)
-            .socket
-            .into();
+        let listener: TcpListener =
+            take_listener(&fixture, &id, ListenerTransport::Tcp, port, address)
+                .socket
+                .into();
         listener.set_nonblocking(false).unwrap();
-        let meant = SocketAddr::new(address.parse().unwrap(), port);
+        let destination = SocketAddr::new(address.parse().unwrap(), port);
         let gate = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let received = stream.local_addr().unwrap();
             stream.write_all(received.to_string().as_bytes()).unwrap();
         });
-        let printed = fixture.stdout_of(&id, &format!("/tmp/probe connect '{meant}'"));
-        assert_eq!(printed.trim(), meant.to_string());
+        let printed = fixture.stdout_of(&id, &format!("/tmp/probe connect '{destination}'"));
+        assert_eq!(printed.trim(), destination.to_string());
         gate.join().unwrap();
     }
 }
@@ -63,12 +64,12 @@ fn query_to_any_resolver_is_answered_from_its_address() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
     fixture.install_probe(&id);
     for address in ["198.51.100.53", "2001:db8::53"] {
-        let socket = door(&fixture, &id, ListenerTransport::Udp, 53, address).socket;
-        let meant = SocketAddr::new(address.parse().unwrap(), 53);
+        let socket = take_listener(&fixture, &id, ListenerTransport::Udp, 53, address).socket;
+        let destination = SocketAddr::new(address.parse().unwrap(), 53);
         let gate = std::thread::spawn(move || answer_one(&socket));
-        let printed = fixture.stdout_of(&id, &format!("/tmp/probe query '{meant}'"));
-        assert_eq!(gate.join().unwrap(), meant.ip());
-        assert_eq!(printed.trim(), "you asked");
+        let printed = fixture.stdout_of(&id, &format!("/tmp/probe query '{destination}'"));
+        assert_eq!(gate.join().unwrap(), destination.ip());
+        assert_eq!(printed.trim(), "reply");
     }
 }
 
@@ -82,15 +83,15 @@ fn answer_one(socket: &std::os::fd::OwnedFd) -> IpAddr {
     let mut buffer = [0; 512];
     let mut parts = [std::io::IoSliceMut::new(&mut buffer)];
     let mut space = cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
-    let got = recvmsg::<SockaddrStorage>(
+    let received = recvmsg::<SockaddrStorage>(
         socket.as_raw_fd(),
         &mut parts,
         Some(&mut space),
         MsgFlags::empty(),
     )
     .unwrap();
-    let client = got.address.unwrap();
-    let answer = [std::io::IoSlice::new(b"you asked")];
+    let client = received.address.unwrap();
+    let answer = [std::io::IoSlice::new(b"reply")];
     let send = |control: &[ControlMessage<'_>]| {
         sendmsg(
             socket.as_raw_fd(),
@@ -101,7 +102,7 @@ fn answer_one(socket: &std::os::fd::OwnedFd) -> IpAddr {
         )
         .unwrap();
     };
-    for message in got.cmsgs().unwrap() {
+    for message in received.cmsgs().unwrap() {
         match message {
             ControlMessageOwned::Ipv4PacketInfo(mut info) => {
                 info.ipi_ifindex = 0;
@@ -116,7 +117,7 @@ fn answer_one(socket: &std::os::fd::OwnedFd) -> IpAddr {
             _ => {}
         }
     }
-    panic!("a datagram without its address");
+    panic!("the datagram has no destination address");
 }
 
 #[test]

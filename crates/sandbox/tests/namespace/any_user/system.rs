@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 
 use sandbox::contract::{SandboxBackend, SandboxCommand};
 
-use sandbox::namespace::survey::SurveyVerdict;
+use sandbox::namespace::survey::SurveyStatus;
 
 use crate::fixture::{NamespaceFixture, config, text};
 
 /// A directory of tools, with a file that others may not read.
 fn toolchain() -> tempfile::TempDir {
-    let place = tempfile::tempdir().unwrap();
-    let at = |name: &str| place.path().join(name);
-    open(place.path(), 0o755);
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    set_mode(directory.path(), 0o755);
     for (name, mode) in [("bin", 0o755), ("private", 0o700)] {
         std::fs::create_dir(at(name)).unwrap();
-        open(&at(name), mode);
+        set_mode(&at(name), mode);
     }
     for (name, content, mode) in [
         ("bin/tool", "#!/bin/sh\necho works\n", 0o755),
@@ -25,12 +25,12 @@ fn toolchain() -> tempfile::TempDir {
         ("private/key", "secret", 0o644),
     ] {
         std::fs::write(at(name), content).unwrap();
-        open(&at(name), mode);
+        set_mode(&at(name), mode);
     }
-    place
+    directory
 }
 
-fn open(path: &Path, mode: u32) {
+fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
@@ -73,7 +73,7 @@ fn socket_in_a_host_path_is_unreachable() {
     let tools = toolchain();
     let socket = tools.path().join("bin/socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    open(&socket, 0o777);
+    set_mode(&socket, 0o777);
     let id = fixture.create("one", |config| {
         config.system.host_paths = vec![tools.path().to_owned()];
     });
@@ -91,8 +91,8 @@ fn socket_in_a_host_path_is_unreachable() {
 fn linked_host_path_is_resolved_once_on_the_host() {
     let fixture = NamespaceFixture::new();
     let tools = toolchain();
-    let place = tempfile::tempdir().unwrap();
-    let link = place.path().join("tools");
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("tools");
     std::os::unix::fs::symlink(tools.path(), &link).unwrap();
     let id = fixture.create("one", |config| {
         config.system.host_paths = vec![link.clone()];
@@ -124,12 +124,12 @@ fn invalid_host_path_is_an_error_and_creates_nothing() {
 
 /// A tree with one program, a link at a path that init writes, and an account of its own.
 fn busybox() -> tempfile::TempDir {
-    let place = tempfile::tempdir().unwrap();
-    let at = |name: &str| place.path().join(name);
-    open(place.path(), 0o755);
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    set_mode(directory.path(), 0o755);
     for name in ["bin", "etc"] {
         std::fs::create_dir(at(name)).unwrap();
-        open(&at(name), 0o755);
+        set_mode(&at(name), 0o755);
     }
     std::fs::copy("/bin/busybox", at("bin/busybox"))
         .unwrap_or_else(|error| panic!("install busybox-static: {error}"));
@@ -139,8 +139,8 @@ fn busybox() -> tempfile::TempDir {
     std::os::unix::fs::symlink("/run/elsewhere", at("etc/resolv.conf")).unwrap();
     let accounts = "root:x:0:0::/:/bin/sh\nmail:x:8:8::/:/bin/false\nagent:x:7:7::/:/bin/false\n";
     std::fs::write(at("etc/passwd"), accounts).unwrap();
-    open(&at("etc/passwd"), 0o644);
-    place
+    set_mode(&at("etc/passwd"), 0o644);
+    directory
 }
 
 #[test]
@@ -167,9 +167,9 @@ fn rootfs_is_the_root_directory() {
     let accounts = fixture.stdout_of(&id, "cat /etc/passwd");
     assert_eq!(accounts.matches("\nagent:").count(), 1, "{accounts}");
     assert!(accounts.contains("mail:x:8:8"), "{accounts}");
-    for place in ["/home/agent", "/workspace", "/tmp", "/run", "/src"] {
-        let line = format!("echo x > {place}/f && cat {place}/f");
-        assert_eq!(fixture.stdout_of(&id, &line), "x\n", "{place}");
+    for directory in ["/home/agent", "/workspace", "/tmp", "/run", "/src"] {
+        let line = format!("echo x > {directory}/f && cat {directory}/f");
+        assert_eq!(fixture.stdout_of(&id, &line), "x\n", "{directory}");
     }
     let workspace = fixture.backend.workspace(&id);
     assert_eq!(std::fs::read_to_string(workspace.join("f")).unwrap(), "x\n");
@@ -207,7 +207,7 @@ fn survey_reports_features_and_leaves_nothing() {
         "a new /proc",
     ] {
         let one = found.iter().find(|one| one.what == what).unwrap();
-        assert_eq!(one.verdict, SurveyVerdict::Well, "{one:?}");
+        assert_eq!(one.status, SurveyStatus::Ok, "{one:?}");
     }
     let left = std::fs::read_dir(fixture.directory.path().join("sandboxes")).unwrap();
     assert_eq!(left.count(), 0);
@@ -225,7 +225,7 @@ fn missing_landlock_is_one_warning() {
     let landlock = found.iter().find(|one| one.what == "landlock").unwrap();
     assert_eq!(
         printed == 0,
-        landlock.verdict == SurveyVerdict::Well,
+        landlock.status == SurveyStatus::Ok,
         "{landlock:?}"
     );
 }

@@ -10,7 +10,7 @@ use sandbox::transfer::{MemberRefusal, TransferError, UnpackRules, pack, unpack}
 
 use crate::fixture::{NamespaceFixture, until};
 
-const ROOMY: TransferBounds = TransferBounds {
+const LARGE_BOUNDS: TransferBounds = TransferBounds {
     bytes: 64 << 20,
     entries: 1000,
 };
@@ -37,7 +37,7 @@ fn uploaded_tree_belongs_to_the_agent_and_downloads_unchanged() {
             &id,
             Path::new("in"),
             &mut packed(&source).as_slice(),
-            &ROOMY,
+            &LARGE_BOUNDS,
         )
         .unwrap();
     assert_eq!((up.files, up.bytes), (3, (3 << 20) + 19));
@@ -52,14 +52,14 @@ fn uploaded_tree_belongs_to_the_agent_and_downloads_unchanged() {
     let mut archive = Vec::new();
     let down = fixture
         .backend
-        .download(&id, Path::new("/src/in/tree"), &mut archive, &ROOMY)
+        .download(&id, Path::new("/src/in/tree"), &mut archive, &LARGE_BOUNDS)
         .unwrap();
     assert_eq!(down, up);
     let target = host.path().join("back");
     unpack(
         &mut archive.as_slice(),
         &target,
-        &ROOMY,
+        &LARGE_BOUNDS,
         &UnpackRules::FOR_HOST,
     )
     .unwrap();
@@ -87,15 +87,15 @@ fn refused_upload_changes_nothing_and_names_the_reason() {
         matches!(error, SandboxError::Transfer(TransferError::TooLarge(4))),
         "{error}"
     );
-    let error = upload("new", &archive[..600], ROOMY);
+    let error = upload("new", &archive[..600], LARGE_BOUNDS);
     assert!(
         matches!(error, SandboxError::Transfer(TransferError::Malformed(_))),
         "{error}"
     );
-    let error = upload("/proc/nowhere", &archive, ROOMY);
+    let error = upload("/proc/nowhere", &archive, LARGE_BOUNDS);
     assert!(error.to_string().contains("/proc/nowhere"), "{error}");
     fixture.stdout_of(&id, "mkdir file");
-    let error = upload(".", &archive, ROOMY);
+    let error = upload(".", &archive, LARGE_BOUNDS);
     assert!(
         matches!(
             error,
@@ -123,7 +123,7 @@ fn download_over_its_bounds_names_the_missing_files() {
         let mut archive = Vec::new();
         let moved = fixture
             .backend
-            .download(&id, Path::new(from), &mut archive, &ROOMY);
+            .download(&id, Path::new(from), &mut archive, &LARGE_BOUNDS);
         (moved, archive.len())
     };
     let (moved, length) = download("hole");
@@ -164,20 +164,25 @@ fn transfer_never_follows_links_out_of_the_sandbox() {
     let mut archive = Vec::new();
     let error = fixture
         .backend
-        .download(&id, Path::new("leak"), &mut archive, &ROOMY)
+        .download(&id, Path::new("leak"), &mut archive, &LARGE_BOUNDS)
         .unwrap_err();
     assert_eq!(error.to_string(), "'leak' does not exist");
     // The agent's root, and its `/etc`.
     let mut archive = Vec::new();
     fixture
         .backend
-        .download(&id, Path::new("root/etc/passwd"), &mut archive, &ROOMY)
+        .download(
+            &id,
+            Path::new("root/etc/passwd"),
+            &mut archive,
+            &LARGE_BOUNDS,
+        )
         .unwrap();
     let target = host.path().join("back");
     unpack(
         &mut archive.as_slice(),
         &target,
-        &ROOMY,
+        &LARGE_BOUNDS,
         &UnpackRules::FOR_HOST,
     )
     .unwrap();
@@ -188,7 +193,12 @@ fn transfer_never_follows_links_out_of_the_sandbox() {
     std::fs::write(&new, "new").unwrap();
     fixture
         .backend
-        .upload(&id, Path::new("."), &mut packed(&new).as_slice(), &ROOMY)
+        .upload(
+            &id,
+            Path::new("."),
+            &mut packed(&new).as_slice(),
+            &LARGE_BOUNDS,
+        )
         .unwrap();
     assert_eq!(fixture.stdout_of(&id, "cat leak2"), "new");
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "the operator's");
@@ -215,7 +225,7 @@ fn upload_with_failing_source_leaves_nothing() {
     let mut broken = archive[..512].chain(Broken(1000));
     let error = fixture
         .backend
-        .upload(&id, Path::new("."), &mut broken, &ROOMY)
+        .upload(&id, Path::new("."), &mut broken, &LARGE_BOUNDS)
         .unwrap_err();
     assert!(error.to_string().contains("gone"), "{error}");
     assert_eq!(fixture.stdout_of(&id, "ls -A"), "");
@@ -275,7 +285,7 @@ fn listener_that_accepts_nothing_delays_no_other_request() {
         .backend
         .start(
             &id,
-            &SandboxCommand::new(["/tmp/probe", "deaf", "127.0.0.1:7000"]),
+            &SandboxCommand::new(["/tmp/probe", "listen-without-accept", "127.0.0.1:7000"]),
             None,
         )
         .unwrap();
@@ -283,18 +293,18 @@ fn listener_that_accepts_nothing_delays_no_other_request() {
         fixture.backend.open_ports(&id).unwrap() == [7000]
     });
     // The listener's backlog is short, so a connection is eventually neither accepted nor refused.
-    let mut taken = Vec::new();
-    let hung = std::thread::scope(|scope| {
+    let mut connections = Vec::new();
+    let timeout_error = std::thread::scope(|scope| {
         for _ in 0..8 {
             let dialling = scope.spawn(|| fixture.backend.connect(&id, 7000));
             assert_eq!(fixture.stdout_of(&id, "echo alive"), "alive\n");
             match dialling.join().unwrap() {
-                Ok(socket) => taken.push(socket),
+                Ok(socket) => connections.push(socket),
                 Err(error) => return Some(error),
             }
         }
         None
     });
-    let error = hung.expect("the queue was never full");
+    let error = timeout_error.expect("the queue was never full");
     assert!(matches!(error, SandboxError::NotResponding(_)), "{error}");
 }

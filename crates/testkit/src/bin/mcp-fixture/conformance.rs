@@ -9,10 +9,11 @@ use crate::content::{self, WAV};
 use crate::server::{Call, Cancelled};
 use crate::wire::Outcome;
 
+/// Delay between two steps of a tool.
 const STEP_DELAY: Duration = Duration::from_millis(50);
 
-/// Whether the tool takes time, or sends a request to the client.
-pub(crate) fn waits(name: &str) -> bool {
+/// Whether the tool needs a thread: it takes time, or sends a request to the client.
+pub(crate) fn needs_thread(name: &str) -> bool {
     !matches!(
         name,
         "test_simple_text"
@@ -60,22 +61,22 @@ pub(crate) fn call(name: &str, call: &Call) -> Result<Option<Outcome>, Cancelled
         }
         "test_sampling" | "test_missing_capability" => sampling(call)?,
         "test_elicitation" => elicitation(call)?,
-        "test_elicitation_sep1034_defaults" => form(call, defaults())?,
-        "test_elicitation_sep1330_enums" => form(call, choices())?,
+        "test_elicitation_sep1034_defaults" => form(call, properties_with_defaults())?,
+        "test_elicitation_sep1330_enums" => form(call, enum_properties())?,
         "test_streaming_elicitation" => {
             call.progress(0, 1);
             echo_reply(&call.send_request(name_question("Who is it?", ""))?)
         }
         "test_trigger_tool_change" => {
             call.server.more_tools.fetch_xor(true, Ordering::Relaxed);
-            changed(call, "notifications/tools/list_changed")
+            notify_change(call, "notifications/tools/list_changed")
         }
         "test_trigger_prompt_change" => {
             call.server.more_prompts.fetch_xor(true, Ordering::Relaxed);
-            changed(call, "notifications/prompts/list_changed")
+            notify_change(call, "notifications/prompts/list_changed")
         }
         "test_input_required_result_elicitation" => {
-            greet(&call.send_request(name_question("What is your name?", "user_name"))?)
+            greeting(&call.send_request(name_question("What is your name?", "user_name"))?)
         }
         "test_input_required_result_sampling" => {
             let question = model_question("What is the capital of France?", "capital_question");
@@ -86,22 +87,24 @@ pub(crate) fn call(name: &str, call: &Call) -> Result<Option<Outcome>, Cancelled
         }
         "test_input_required_result_request_state"
         | "test_input_required_result_tampered_state" => {
-            let answer = call.send_request(("elicitation/create", yes(), "confirm"))?;
+            let answer =
+                call.send_request(("elicitation/create", confirmation_params(), "confirm"))?;
             match answer {
                 Ok(_) => Outcome::text("state-ok"),
                 Err(error) => Outcome::failed(&error.to_string()),
             }
         }
-        "test_input_required_result_multiple_inputs" => several(call)?,
+        "test_input_required_result_multiple_inputs" => multiple_inputs(call)?,
         "test_input_required_result_multi_round" => {
             let first = call.send_request(name_question("Step 1: What is your name?", "step1"))?;
-            let second = call.send_request(("elicitation/create", colour(), "step2"))?;
+            let second =
+                call.send_request(("elicitation/create", colour_question_params(), "step2"))?;
             match (first, second) {
                 (Ok(first), Ok(second)) => Outcome::text(format!("{first} {second}")),
                 (Err(error), _) | (_, Err(error)) => Outcome::failed(&error.to_string()),
             }
         }
-        "test_input_required_result_capabilities" => capable(call)?,
+        "test_input_required_result_capabilities" => supported_requests(call)?,
         _ => return Ok(None),
     };
     Ok(Some(outcome))
@@ -111,7 +114,7 @@ fn contents(contents: &[Value]) -> Outcome {
     Outcome::value(&json!({"content": contents}))
 }
 
-fn changed(call: &Call, method: &str) -> Outcome {
+fn notify_change(call: &Call, method: &str) -> Outcome {
     call.server.notify(method, &Value::Null);
     Outcome::text("Changed.")
 }
@@ -191,7 +194,7 @@ fn form(call: &Call, properties: Value) -> Result<Outcome, Cancelled> {
     )
 }
 
-fn defaults() -> Value {
+fn properties_with_defaults() -> Value {
     json!({
         "name": {"type": "string", "description": "User name", "default": "John Doe"},
         "age": {"type": "integer", "description": "User age", "default": 30},
@@ -206,7 +209,7 @@ fn defaults() -> Value {
     })
 }
 
-fn choices() -> Value {
+fn enum_properties() -> Value {
     let options = json!(["option1", "option2", "option3"]);
     let titled = |word: &str| {
         json!([
@@ -246,7 +249,7 @@ fn model_question<'a>(prompt: &str, key: &'a str) -> (&'static str, Value, &'a s
     ("sampling/createMessage", params, key)
 }
 
-fn yes() -> Value {
+fn confirmation_params() -> Value {
     json!({
         "message": "Please confirm",
         "requestedSchema": {
@@ -257,7 +260,7 @@ fn yes() -> Value {
     })
 }
 
-fn colour() -> Value {
+fn colour_question_params() -> Value {
     json!({
         "message": "Step 2: What is your favorite color?",
         "requestedSchema": {
@@ -268,7 +271,7 @@ fn colour() -> Value {
     })
 }
 
-fn several(call: &Call) -> Result<Outcome, Cancelled> {
+fn multiple_inputs(call: &Call) -> Result<Outcome, Cancelled> {
     let answers = call.send_requests(vec![
         name_question("What is your name?", "user_name"),
         model_question("Generate a greeting", "greeting"),
@@ -281,20 +284,20 @@ fn several(call: &Call) -> Result<Outcome, Cancelled> {
     })
 }
 
-/// Sends only requests that the client declared as capabilities.
-fn capable(call: &Call) -> Result<Outcome, Cancelled> {
+/// Sends only requests for which the client declared a capability.
+fn supported_requests(call: &Call) -> Result<Outcome, Cancelled> {
     let mut questions = Vec::new();
-    if call.server.client_can("sampling") {
+    if call.server.client_supports("sampling") {
         questions.push(model_question("Say something", "model"));
     }
-    if call.server.client_can("elicitation") {
+    if call.server.client_supports("elicitation") {
         questions.push(name_question("What is your name?", "user_name"));
     }
     let answers = call.send_requests(questions)?;
     Ok(Outcome::text(format!("{} answers", answers.len())))
 }
 
-fn greet(answer: &Result<Value, Value>) -> Outcome {
+fn greeting(answer: &Result<Value, Value>) -> Outcome {
     match answer {
         Ok(answer) => {
             let name = answer.pointer("/content/name").and_then(Value::as_str);

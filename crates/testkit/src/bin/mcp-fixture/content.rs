@@ -1,4 +1,4 @@
-//! A minimal image and a minimal sound.
+//! Content of results: texts, resources, a minimal image and a minimal sound.
 
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use crate::server::{Server, text};
 use crate::wire::Outcome;
 
 /// Tools without arguments, with their descriptions.
-const WITHOUT_ARGUMENTS: &[(&str, &str)] = &[
+const TOOLS_WITHOUT_ARGUMENTS: &[(&str, &str)] = &[
     ("test_simple_text", "Returns a text"),
     ("test_image_content", "Returns a picture"),
     ("test_audio_content", "Returns a sound"),
@@ -75,7 +75,7 @@ const WITHOUT_ARGUMENTS: &[(&str, &str)] = &[
 ];
 
 /// Tools with arguments: name, description, properties, required properties.
-fn with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
+fn tools_with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
     let number = || json!({"type": "integer", "minimum": 0});
     let string = || json!({"type": "string"});
     vec![
@@ -188,17 +188,17 @@ fn schema_2020_12() -> Value {
 
 /// `tools/list`.
 pub(crate) fn tools(server: &Server, params: &Value) -> Outcome {
-    let described = server.options.description.as_deref();
+    let description = server.options.description.as_deref();
     let mut tools = vec![json!({
         "name": "echo_raw",
-        "description": described.unwrap_or("Returns its arguments unchanged"),
+        "description": description.unwrap_or("Returns its arguments unchanged"),
         "inputSchema": {"type": "object"},
     })];
-    tools.extend(WITHOUT_ARGUMENTS.iter().map(|(name, description)| {
+    tools.extend(TOOLS_WITHOUT_ARGUMENTS.iter().map(|(name, description)| {
         let schema = json!({"type": "object", "properties": {}});
         json!({"name": name, "description": description, "inputSchema": schema})
     }));
-    let more = with_arguments().into_iter();
+    let more = tools_with_arguments().into_iter();
     tools.extend(more.map(|(name, description, properties, required)| {
         let schema = json!({"type": "object", "properties": properties, "required": required});
         json!({"name": name, "description": description, "inputSchema": schema})
@@ -266,7 +266,7 @@ pub(crate) fn templates() -> Outcome {
     }]}))
 }
 
-/// The whole list, or the page of the cursor.
+/// The whole list, or the page that starts at the cursor.
 fn page(server: &Server, what: &str, all: Vec<Value>, params: &Value) -> Outcome {
     let Some(size) = server.options.page else {
         return Outcome::value(&json!({what: all}));

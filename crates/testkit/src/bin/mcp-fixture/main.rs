@@ -63,7 +63,7 @@ fn main() -> ExitCode {
                 std::thread::park();
             },
             Ok(0) | Err(_) => {
-                server.settle();
+                server.wait_for_cancelled_calls();
                 return ExitCode::SUCCESS;
             }
             Ok(_) if deaf => {}

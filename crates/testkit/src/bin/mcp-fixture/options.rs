@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// How this server misbehaves.
+/// The options of the server, most of which make it misbehave.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     /// `--die`: exits at once.
@@ -15,8 +15,8 @@ pub(crate) struct Options {
     pub(crate) stubborn: bool,
     /// `--junk-first`: writes lines that are not JSON-RPC first.
     pub(crate) junk_first: bool,
-    /// `--describe TEXT`, `--describe-from FILE`: the description of `echo_raw`, which can
-    /// thereby change between starts.
+    /// `--describe TEXT`, `--describe-from FILE`: the description of `echo_raw`. A file allows the
+    /// description to change between starts.
     pub(crate) description: Option<String>,
     /// `--revision DATE`: the newest supported revision.
     pub(crate) revision: Option<String>,

@@ -7,7 +7,7 @@ use crate::server::{Call, Cancelled};
 use crate::wire::Outcome;
 
 /// Whether the prompt sends a request to the client.
-pub(crate) fn waits(name: &str) -> bool {
+pub(crate) fn sends_request(name: &str) -> bool {
     name == "test_input_required_result_prompt"
 }
 

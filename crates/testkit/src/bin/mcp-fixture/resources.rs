@@ -21,7 +21,8 @@ pub(crate) fn read(params: &Value) -> Outcome {
         _ => {
             let id = uri.strip_prefix("test://template/");
             let Some(id) = id.and_then(|rest| rest.strip_suffix("/data")) else {
-                // As required by the revisions up to 2025-11-25 (server/resources, error handling).
+                // The revisions up to 2025-11-25 require this error (server/resources, error
+                // handling).
                 let data = json!({"uri": uri});
                 return Outcome::Error(-32002, "Resource not found".to_owned(), Some(data));
             };

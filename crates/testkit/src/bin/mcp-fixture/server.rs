@@ -36,11 +36,12 @@ pub(crate) struct Server {
     running: Mutex<HashMap<String, Sender<Event>>>,
     /// Calls that were cancelled and have not ended yet.
     ending: Mutex<HashSet<String>>,
+    /// Notified when a cancelled call has ended.
     ended: Condvar,
     pending_requests: Mutex<HashMap<String, Sender<Event>>>,
     capabilities: Mutex<Value>,
     pub(crate) subscribed: Mutex<HashSet<String>>,
-    questions: AtomicU64,
+    request_count: AtomicU64,
     /// Number of `initialize` requests.
     pub(crate) sessions: AtomicU64,
     level: AtomicUsize,
@@ -91,7 +92,7 @@ impl Server {
             pending_requests: Mutex::default(),
             capabilities: Mutex::new(json!({})),
             subscribed: Mutex::default(),
-            questions: AtomicU64::new(0),
+            request_count: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             level: AtomicUsize::new(0),
             more_tools: AtomicBool::new(false),
@@ -110,18 +111,20 @@ impl Server {
                 let params = message.params.map_or("{}", |params| params.get());
                 self.request(id.get(), method, params);
             }
-            (Some(method), None) => self.notified(method, message.params.map_or("{}", |p| p.get())),
-            (None, Some(id)) => self.answered(id.get(), &message),
+            (Some(method), None) => {
+                self.handle_notification(method, message.params.map_or("{}", |p| p.get()));
+            }
+            (None, Some(id)) => self.handle_response(id.get(), &message),
             (None, None) => {}
         }
     }
 
     fn request(self: &Arc<Self>, id: &str, method: &str, raw: &str) {
-        let params = readable(raw);
+        let params = parse_params(raw);
         let name = params.get("name").and_then(Value::as_str).unwrap_or("");
-        let waits = match method {
-            "tools/call" => tools::waits(name),
-            "prompts/get" => prompts::waits(name),
+        let needs_thread = match method {
+            "tools/call" => tools::needs_thread(name),
+            "prompts/get" => prompts::sends_request(name),
             _ => false,
         };
         let (sender, events) = channel();
@@ -132,7 +135,7 @@ impl Server {
             events,
             sender: sender.clone(),
         };
-        if !waits {
+        if !needs_thread {
             self.answer(id, &self.outcome(method, &call));
             return;
         }
@@ -205,7 +208,7 @@ impl Server {
         }
     }
 
-    fn notified(&self, method: &str, raw: &str) {
+    fn handle_notification(&self, method: &str, raw: &str) {
         if method != "notifications/cancelled" {
             return;
         }
@@ -221,9 +224,9 @@ impl Server {
         }
     }
 
-    /// Waits a limited time for cancelled calls to record their cancellation; some
-    /// ignore it.
-    pub(crate) fn settle(&self) {
+    /// Waits until cancelled calls have recorded their cancellation. The time is limited, because
+    /// some tools ignore a cancellation.
+    pub(crate) fn wait_for_cancelled_calls(&self) {
         let ending = lock(&self.ending);
         let busy = |ending: &mut HashSet<String>| !ending.is_empty();
         let _ = self
@@ -231,7 +234,7 @@ impl Server {
             .wait_timeout_while(ending, Duration::from_millis(200), busy);
     }
 
-    fn answered(&self, id: &str, message: &Message<'_>) {
+    fn handle_response(&self, id: &str, message: &Message<'_>) {
         let Ok(id) = serde_json::from_str::<String>(id) else {
             return;
         };
@@ -284,12 +287,12 @@ impl Server {
     }
 
     /// Whether the client declared this capability at `initialize`.
-    pub(crate) fn client_can(&self, what: &str) -> bool {
+    pub(crate) fn client_supports(&self, what: &str) -> bool {
         lock(&self.capabilities).get(what).is_some()
     }
 
     /// The capabilities that the client declared at `initialize`.
-    pub(crate) fn client(&self) -> Value {
+    pub(crate) fn client_capabilities(&self) -> Value {
         lock(&self.capabilities).clone()
     }
 
@@ -309,8 +312,8 @@ impl Call {
     }
 
     /// An argument that is a number.
-    pub(crate) fn number(&self, name: &str, otherwise: u64) -> u64 {
-        self.argument(name).as_u64().unwrap_or(otherwise)
+    pub(crate) fn number(&self, name: &str, default: u64) -> u64 {
+        self.argument(name).as_u64().unwrap_or(default)
     }
 
     /// An argument that is a text.
@@ -318,7 +321,7 @@ impl Call {
         self.argument(name).as_str().unwrap_or("")
     }
 
-    /// Waits for a time, unless the call is cancelled.
+    /// Waits for `time`; an error if the call is cancelled meanwhile.
     pub(crate) fn pause(&self, time: Duration) -> Result<(), Cancelled> {
         let end = Instant::now() + time;
         loop {
@@ -340,7 +343,7 @@ impl Call {
         }
     }
 
-    /// Sends progress, if the client gave a token.
+    /// Sends a progress notification, if the request has a progress token.
     pub(crate) fn progress(&self, done: u64, total: u64) {
         let token = self.params.pointer("/_meta/progressToken");
         if let Some(token) = token {
@@ -366,7 +369,7 @@ impl Call {
         let mut ids = Vec::new();
         let mut lines = Vec::new();
         for (method, mut params, key) in questions {
-            let number = self.server.questions.fetch_add(1, Ordering::Relaxed) + 1;
+            let number = self.server.request_count.fetch_add(1, Ordering::Relaxed) + 1;
             let id = format!("srv-{number}");
             if let (Some(params), false) = (params.as_object_mut(), key.is_empty()) {
                 params.insert("_meta".to_owned(), json!({"palisade/inputKey": key}));
@@ -398,8 +401,8 @@ impl Call {
     }
 }
 
-/// The params as values, without arguments that have numbers no Rust type can hold.
-fn readable(raw: &str) -> Value {
+/// Parses params. Members with numbers that no Rust type can represent are left out.
+fn parse_params(raw: &str) -> Value {
     serde_json::from_str(raw).unwrap_or_else(|_| {
         let members: HashMap<&str, &RawValue> = serde_json::from_str(raw).unwrap_or_default();
         let members = members.into_iter();

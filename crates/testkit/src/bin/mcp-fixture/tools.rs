@@ -16,10 +16,10 @@ use crate::server::{Call, Cancelled};
 use crate::wire::Outcome;
 
 /// Whether the tool needs a thread: it takes time, or sends a request to the client.
-pub(crate) fn waits(name: &str) -> bool {
+pub(crate) fn needs_thread(name: &str) -> bool {
     match name {
         "echo_raw" | "who" | "env" | "big" | "stderr_lines" | "list_changed" | "log" => false,
-        _ => conformance::waits(name),
+        _ => conformance::needs_thread(name),
     }
 }
 
@@ -163,7 +163,7 @@ fn stderr(call: &Call) -> Outcome {
     for number in 0..call.number("count", 3) {
         eprintln!("{text} {number}");
     }
-    Outcome::text("Said.")
+    Outcome::text("Written.")
 }
 
 fn big(bytes: u64) -> Outcome {
@@ -173,7 +173,8 @@ fn big(bytes: u64) -> Outcome {
     }
 }
 
-/// `what`: tools, prompts, resources, or the URI of a resource that was updated.
+/// Notifies about a change of the list that the argument `what` names (tools, prompts, resources),
+/// or of the resource with that URI.
 fn list_changed(call: &Call) -> Outcome {
     match call.text("what") {
         what @ ("tools" | "prompts" | "resources") => {
@@ -211,7 +212,7 @@ fn who(call: &Call) -> Outcome {
             "pid": std::process::id(),
             "sessions": sessions,
             "directory": directory,
-            "client": call.server.client(),
+            "client": call.server.client_capabilities(),
         })
         .to_string(),
     )

@@ -7,20 +7,22 @@ use std::path::PathBuf;
 use crate::request::{GrepDetails, GrepResult};
 use crate::truncation::{Bounds, MAX_BYTES, TextHead, as_u64};
 
-/// Limit of the characters of a line.
+/// Maximum number of displayed characters of a line.
 const MAX_LINE_CHARS: usize = 500;
 
-/// Bytes of a line that suffice to show that many characters and detect a longer line.
+/// Number of bytes of a line that always contain `MAX_LINE_CHARS` characters and show whether the
+/// line is longer.
 pub(super) const MAX_LINE_BYTES: usize = 4 * (MAX_LINE_CHARS + 1) + 2;
 
 /// The lines of one file.
 #[derive(Debug, Default)]
 pub(super) struct Block {
-    /// The first lines.
+    /// The first lines, up to the size limit.
     text: String,
     lines: u64,
     bytes: u64,
-    cut: bool,
+    /// Whether long lines were shortened.
+    has_short_lines: bool,
 }
 
 impl Block {
@@ -46,7 +48,7 @@ impl Block {
                 let kept = text.get(..end).unwrap_or_default();
                 self.text.extend(kept.chars().filter(|c| *c != '\r'));
                 self.text.push_str("... [truncated]");
-                self.cut = true;
+                self.has_short_lines = true;
             }
         }
         self.lines += 1;
@@ -65,14 +67,15 @@ pub(super) struct Listing {
     kept: u64,
     lines: u64,
     bytes: u64,
-    cut: bool,
+    /// Whether long lines were shortened.
+    has_short_lines: bool,
 }
 
 impl Listing {
     pub(super) fn add(&mut self, path: PathBuf, block: Block) {
         self.lines += block.lines;
         self.bytes += block.bytes + u64::from(self.bytes > 0);
-        self.cut |= block.cut;
+        self.has_short_lines |= block.has_short_lines;
         self.kept += as_u64(block.text.len());
         self.blocks.insert(path, block.text);
         // Drops the last blocks while the remaining ones exceed the limit.
@@ -115,7 +118,7 @@ impl Listing {
         if cut.truncated {
             notes.push(format!("{}KB limit reached", MAX_BYTES / 1024));
         }
-        if self.cut {
+        if self.has_short_lines {
             notes.push(format!(
                 "Some lines truncated to {MAX_LINE_CHARS} chars. Use read tool to see full lines"
             ));
@@ -126,7 +129,7 @@ impl Listing {
         let details = GrepDetails {
             match_limit_reached: limit,
             truncation: cut.truncated.then_some(cut),
-            lines_truncated: self.cut,
+            lines_truncated: self.has_short_lines,
         };
         GrepResult {
             content,
@@ -166,7 +169,7 @@ mod tests {
         assert!(result.content.starts_with(&shown));
         assert!(result.details.unwrap().lines_truncated);
         let just = block("f", &[(':', 1, "ä".repeat(500).as_bytes())]);
-        assert!(!just.cut);
+        assert!(!just.has_short_lines);
     }
 
     #[test]

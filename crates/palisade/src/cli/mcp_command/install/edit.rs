@@ -42,8 +42,8 @@ pub fn json(text: &str, path: &[&str; 2], entry: &Value) -> Result<String, Strin
         .object_value_or_create(section)
         .ok_or_else(|| format!("'{section}' is not an object"))?;
     match servers.get(name) {
-        Some(there) => there.set_value(input(entry)),
-        None => drop(servers.append(name, input(entry))),
+        Some(existing) => existing.set_value(to_cst(entry)),
+        None => drop(servers.append(name, to_cst(entry))),
     }
     let mut new = old.to_string();
     if !new.ends_with('\n') && (text.is_empty() || text.ends_with('\n')) {
@@ -60,17 +60,17 @@ fn parse(text: &str) -> Result<CstRootNode, String> {
     CstRootNode::parse(text, &OPTIONS).map_err(|error| format!("invalid JSON: {error}"))
 }
 
-fn input(value: &Value) -> CstInputValue {
+fn to_cst(value: &Value) -> CstInputValue {
     match value {
         Value::Null => CstInputValue::Null,
         Value::Bool(flag) => CstInputValue::Bool(*flag),
         Value::Number(number) => CstInputValue::Number(number.to_string()),
         Value::String(text) => CstInputValue::String(text.clone()),
-        Value::Array(items) => CstInputValue::Array(items.iter().map(input).collect()),
+        Value::Array(items) => CstInputValue::Array(items.iter().map(to_cst).collect()),
         Value::Object(fields) => CstInputValue::Object(
             fields
                 .iter()
-                .map(|(name, value)| (name.clone(), input(value)))
+                .map(|(name, value)| (name.clone(), to_cst(value)))
                 .collect(),
         ),
     }
@@ -103,19 +103,19 @@ pub fn toml(
         .or_insert_with(|| Item::Table(Table::new()))
         .as_table_mut()
         .ok_or_else(|| format!("'{section}.{name}' is not a table"))?;
-    let is_there = server.get("command").and_then(Item::as_str) == Some(command)
+    let is_present = server.get("command").and_then(Item::as_str) == Some(command)
         && server
             .get("args")
             .and_then(Item::as_array)
-            .is_some_and(|there| {
-                let there: Vec<_> = there.iter().map(|one| one.as_str()).collect();
-                there
+            .is_some_and(|existing| {
+                let existing: Vec<_> = existing.iter().map(|item| item.as_str()).collect();
+                existing
                     == arguments
                         .iter()
-                        .map(|one| Some(one.as_str()))
+                        .map(|argument| Some(argument.as_str()))
                         .collect::<Vec<_>>()
             });
-    if is_there {
+    if is_present {
         return Ok(text.to_owned());
     }
     server.insert("command", value(command));
@@ -150,7 +150,7 @@ mod tests {
             assert!(new.contains(kept), "{new}");
         }
         assert!(new.contains("        \"palisade\": {"), "{new}");
-        assert_eq!(edited(&new).unwrap(), new, "again is no change");
+        assert_eq!(edited(&new).unwrap(), new, "a second edit changes nothing");
         let other = new.replace("\"p\"", "\"old\"");
         assert_eq!(edited(&other).unwrap(), new, "an old entry is replaced");
     }
@@ -198,7 +198,11 @@ mod tests {
             new.contains("[mcp_servers.palisade]\ncommand = \"p\"\n"),
             "{new}"
         );
-        assert_eq!(edited_toml(&new).unwrap(), new, "again is no change");
+        assert_eq!(
+            edited_toml(&new).unwrap(),
+            new,
+            "a second edit changes nothing"
+        );
         let chosen = new.replace("600", "5").replace("\"p\"", "\"old\"");
         let again = edited_toml(&chosen).unwrap();
         assert!(again.contains("command = \"p\""), "{again}");

@@ -8,17 +8,17 @@ use super::*;
 struct Choices<'a>(std::slice::Iter<'a, u8>);
 
 impl Choices<'_> {
-    fn below(&mut self, most: usize) -> usize {
-        self.0.next().map_or(0, |byte| usize::from(*byte) % most)
+    fn number_below(&mut self, limit: usize) -> usize {
+        self.0.next().map_or(0, |byte| usize::from(*byte) % limit)
     }
 
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())]
+    fn pick<T: Copy>(&mut self, options: &[T]) -> T {
+        options[self.number_below(options.len())]
     }
 
     /// True with a probability of one in `times`.
     fn one_in(&mut self, times: usize) -> bool {
-        self.below(times) == times - 1
+        self.number_below(times) == times - 1
     }
 }
 
@@ -101,41 +101,41 @@ struct Writer<'a, 'b> {
 impl Writer<'_, '_> {
     fn expr(&mut self, depth: usize) -> String {
         let kind = if depth == 0 {
-            self.choices.below(4)
+            self.choices.number_below(4)
         } else {
-            self.choices.below(12)
+            self.choices.number_below(12)
         };
         match kind {
-            0 => self.choices.one(&CONSTANTS).to_owned(),
+            0 => self.choices.pick(&CONSTANTS).to_owned(),
             1 if !self.locals.is_empty() => {
-                let index = self.choices.below(self.locals.len());
+                let index = self.choices.number_below(self.locals.len());
                 self.locals[index].clone()
             }
             2 if !self.rules.is_empty() => {
-                let rule = self.choices.one(self.rules);
-                match self.choices.below(8) {
+                let rule = self.choices.pick(self.rules);
+                match self.choices.number_below(8) {
                     0 => format!("data.http.authz.{rule}"),
                     1 => format!("{rule}.k"),
                     2 => format!("{rule}[0]"),
                     _ => rule.to_owned(),
                 }
             }
-            1..=3 => self.choices.one(&REFERENCES).to_owned(),
+            1..=3 => self.choices.pick(&REFERENCES).to_owned(),
             4 | 5 => {
                 let operation = self
                     .choices
-                    .one(&["==", "!=", "<", "<=", ">", ">=", "==", "in"]);
+                    .pick(&["==", "!=", "<", "<=", ">", ">=", "==", "in"]);
                 let (one, other) = (self.expr(depth - 1), self.expr(depth - 1));
                 format!("({one} {operation} {other})")
             }
             6 => {
-                let operation = self.choices.one(&["+", "-", "*", "/", "%"]);
+                let operation = self.choices.pick(&["+", "-", "*", "/", "%"]);
                 let (one, other) = (self.expr(depth - 1), self.expr(depth - 1));
                 format!("({one} {operation} {other})")
             }
             7 => {
                 let (one, other) = (self.expr(depth - 1), self.expr(depth - 1));
-                match self.choices.below(3) {
+                match self.choices.number_below(3) {
                     0 => format!("[{one}, {other}]"),
                     1 => format!("{{\"k\": {one}, \"l\": {other}}}"),
                     _ => format!("{{{one}, {other}}}"),
@@ -147,7 +147,7 @@ impl Writer<'_, '_> {
             }
             _ => {
                 let known = FUNCTIONS.len() - if self.calls { 0 } else { 2 };
-                let (name, arity) = self.choices.one(&FUNCTIONS[..known]);
+                let (name, arity) = self.choices.pick(&FUNCTIONS[..known]);
                 let args: Vec<_> = (0..arity).map(|_| self.expr(depth - 1)).collect();
                 let is_own = matches!(name, "f" | "g") && self.choices.one_in(3);
                 let package = if is_own { "data.http.authz." } else { "" };
@@ -158,9 +158,9 @@ impl Writer<'_, '_> {
 
     fn body(&mut self) -> String {
         let mut statements = Vec::new();
-        for _ in 0..=self.choices.below(3) {
+        for _ in 0..=self.choices.number_below(3) {
             let name = format!("v{}", self.locals.len());
-            statements.push(match self.choices.below(8) {
+            statements.push(match self.choices.number_below(8) {
                 0 | 1 => {
                     let value = self.expr(2);
                     self.locals.push(name.clone());
@@ -169,7 +169,7 @@ impl Writer<'_, '_> {
                 2 => {
                     let of = self.expr(1);
                     self.locals.push(name.clone());
-                    match self.choices.below(4) {
+                    match self.choices.number_below(4) {
                         0 => format!("some _, {name} in {of}"),
                         1 => format!("some {name}, _ in {of}"),
                         _ => format!("some {name} in {of}"),
@@ -206,12 +206,12 @@ fn policy(choices: &mut Choices<'_>) -> String {
                 name.to_owned()
             };
             let is_set = !is_function && name != "allow" && choices.one_in(4);
-            let constant = choices.one(&["true", "false", "1", "\"a\""]);
-            if !is_function && !is_set && choices.below(3) > 0 {
-                let default = choices.one(&["true", "false", "true"]);
+            let constant = choices.pick(&["true", "false", "1", "\"a\""]);
+            if !is_function && !is_set && choices.number_below(3) > 0 {
+                let default = choices.pick(&["true", "false", "true"]);
                 text.push_str(&format!("default {name} := {default}\n"));
             }
-            for _ in 0..=choices.below(3) {
+            for _ in 0..=choices.number_below(3) {
                 let mut writer = Writer {
                     locals: arguments.iter().map(|name| (*name).to_owned()).collect(),
                     choices: &mut *choices,
@@ -244,20 +244,20 @@ fn policy(choices: &mut Choices<'_>) -> String {
 }
 
 fn json(choices: &mut Choices<'_>, depth: usize) -> Value {
-    match choices.below(if depth == 0 { 7 } else { 11 }) {
+    match choices.number_below(if depth == 0 { 7 } else { 11 }) {
         0 => json!("a"),
         1 => json!(1),
         2 => json!(true),
         3 => json!(false),
-        4 => choices.one(&["", "/admin", "b", "a/b"]).into(),
+        4 => choices.pick(&["", "/admin", "b", "a/b"]).into(),
         5 => Value::Null,
-        6 => match choices.below(4) {
+        6 => match choices.number_below(4) {
             0 => json!(0),
             1 => json!(-2.5),
             2 => json!(u64::MAX),
             _ => json!(1e308),
         },
-        7 | 8 => (0..choices.below(3))
+        7 | 8 => (0..choices.number_below(3))
             .map(|_| json(choices, depth - 1))
             .collect(),
         _ => json!({"k": json(choices, depth - 1), "a": json(choices, depth - 1)}),

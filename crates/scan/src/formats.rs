@@ -1,5 +1,5 @@
-//! Detector of secrets with a recognisable format: a provider's prefix, a header, a pair of words
-//! around a value.
+//! Detector of secrets with a recognisable format: a provider's prefix, a PEM header, or a value
+//! beside its name.
 //!
 //! Most bytes are only searched for some dozens of keywords. Where a keyword matches, the regular
 //! expression of its rule is tried on the few hundred bytes around it. The regular expressions do
@@ -21,60 +21,61 @@ use crate::detector::{Detector, ScanFinding};
 const PLACEHOLDER: &[u8] = b"PALISADE_";
 
 /// A rule of the table.
-struct ShapeRule {
+struct FormatRule {
     /// Name of the rule, which is shown and stored.
     id: &'static str,
     /// Description of what the rule finds.
-    about: &'static str,
-    /// One of these must be present.
+    description: &'static str,
+    /// Texts of which at least one must be present.
     keywords: &'static [&'static str],
     /// Where the match starts.
-    start: Start,
+    start: MatchStart,
     /// Maximum distance from the start of the keyword to the end of the match.
     max_len: usize,
     /// The regular expression; its first group, if any, is the secret.
     regex: &'static str,
-    /// Minimum entropy in bits per byte: `xxxx` is not a secret.
+    /// Minimum entropy in bits per byte, which excludes texts such as `xxxx`.
     entropy: f32,
     /// Texts that the secret must not contain.
-    never: &'static [&'static str],
+    excluded: &'static [&'static str],
 }
 
 /// Where a match starts, relative to its keyword. The expression is tried only there, so that a
 /// text full of keywords costs little more than one without.
 #[derive(Clone, Copy)]
-enum Start {
+enum MatchStart {
     /// At the keyword, unless a letter or digit precedes it.
     Word,
     /// At the keyword, unless a byte precedes it that could belong to the same token.
     Token,
-    /// At the keyword, whatever precedes it.
+    /// At the keyword, regardless of the byte before it.
     Keyword,
-    /// Before the keyword, as far as matching bytes extend, up to this number.
+    /// Before the keyword: at the first of the preceding bytes that match the function, at most this
+    /// number of them.
     Back(fn(u8) -> bool, usize),
 }
 
-impl ShapeRule {
-    /// A rule whose match starts with its keyword.
+impl FormatRule {
+    /// A rule whose match starts with its keyword, with the default limits.
     const fn token(
         id: &'static str,
-        about: &'static str,
+        description: &'static str,
         keywords: &'static [&'static str],
         regex: &'static str,
     ) -> Self {
         Self {
             id,
-            about,
+            description,
             keywords,
-            start: Start::Word,
+            start: MatchStart::Word,
             max_len: 300,
             regex,
             entropy: 3.0,
-            never: &["EXAMPLE"],
+            excluded: &["EXAMPLE"],
         }
     }
 
-    const fn start(mut self, start: Start) -> Self {
+    const fn start(mut self, start: MatchStart) -> Self {
         self.start = start;
         self
     }
@@ -89,18 +90,18 @@ impl ShapeRule {
         self
     }
 
-    const fn never(mut self, never: &'static [&'static str]) -> Self {
-        self.never = never;
+    const fn excluded(mut self, excluded: &'static [&'static str]) -> Self {
+        self.excluded = excluded;
         self
     }
 }
 
 /// The detector with the built-in rules.
-pub struct ShapeDetector {
+pub struct FormatDetector {
     keywords: AhoCorasick,
     /// For each keyword, the indices of its rules in `rules`.
     rules_of_keyword: Vec<Vec<usize>>,
-    rules: Vec<(&'static ShapeRule, Regex)>,
+    rules: Vec<(&'static FormatRule, Regex)>,
     reach: usize,
 }
 
@@ -120,21 +121,21 @@ pub enum RuleError {
     Keywords(String),
 }
 
-impl ShapeDetector {
+impl FormatDetector {
     /// The detector with all built-in rules.
     pub fn built_in() -> Result<Self, RuleError> {
-        let rules = table::SHAPES
+        let rules = table::FORMAT_RULES
             .iter()
-            .map(|shape| Ok((shape, compile(shape)?)));
+            .map(|rule| Ok((rule, compile(rule)?)));
         let rules = rules.collect::<Result<Vec<_>, RuleError>>()?;
         let mut keywords: Vec<&str> = Vec::new();
         let mut rules_of_keyword: Vec<Vec<usize>> = Vec::new();
-        for (index, (shape, _)) in rules.iter().enumerate() {
-            for &keyword in shape.keywords {
+        for (index, (rule, _)) in rules.iter().enumerate() {
+            for &keyword in rule.keywords {
                 match keywords
                     .iter()
                     .zip(&mut rules_of_keyword)
-                    .find(|(one, _)| **one == keyword)
+                    .find(|(known, _)| **known == keyword)
                 {
                     Some((_, rules)) => rules.push(index),
                     None => {
@@ -144,9 +145,9 @@ impl ShapeDetector {
                 }
             }
         }
-        let reach = rules.iter().map(|(shape, _)| match shape.start {
-            Start::Word | Start::Token | Start::Keyword => shape.max_len,
-            Start::Back(_, most) => shape.max_len + most,
+        let reach = rules.iter().map(|(rule, _)| match rule.start {
+            MatchStart::Word | MatchStart::Token | MatchStart::Keyword => rule.max_len,
+            MatchStart::Back(_, most) => rule.max_len + most,
         });
         Ok(Self {
             // In addition, the context before a match: one byte, or two for an escape sequence.
@@ -162,12 +163,14 @@ impl ShapeDetector {
 
     /// The name and description of every rule.
     pub fn rules(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        self.rules.iter().map(|(shape, _)| (shape.id, shape.about))
+        self.rules
+            .iter()
+            .map(|(rule, _)| (rule.id, rule.description))
     }
 }
 
-impl Detector for ShapeDetector {
-    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(ScanFinding<'d>)) {
+impl Detector for FormatDetector {
+    fn scan<'d>(&'d self, bytes: &[u8], report: &mut dyn FnMut(ScanFinding<'d>)) {
         // Two keywords may be in one secret, which is reported once.
         let mut last: Option<(usize, usize)> = None;
         let mut from = 0;
@@ -181,13 +184,13 @@ impl Detector for ShapeDetector {
                 if last.is_some_and(|(rule, end)| rule == index && hit.start() < end) {
                     continue;
                 }
-                let Some((shape, regex)) = self.rules.get(index) else {
+                let Some((rule, regex)) = self.rules.get(index) else {
                     continue;
                 };
-                if let Some(span) = find(shape, regex, bytes, hit.start()) {
+                if let Some(span) = find(rule, regex, bytes, hit.start()) {
                     last = Some((index, span.end));
-                    found(ScanFinding {
-                        rule: shape.id,
+                    report(ScanFinding {
+                        rule: rule.id,
                         span: span.start as u64..span.end as u64,
                     });
                 }
@@ -200,22 +203,22 @@ impl Detector for ShapeDetector {
     }
 }
 
-fn compile(shape: &ShapeRule) -> Result<Regex, RuleError> {
+fn compile(rule: &FormatRule) -> Result<Regex, RuleError> {
     Regex::builder()
         // Matches bytes, not text: a file with a key may not be UTF-8.
         .syntax(syntax::Config::new().unicode(false).utf8(false))
         .configure(Regex::config().utf8_empty(false))
-        .build(shape.regex)
+        .build(rule.regex)
         .map_err(|error| RuleError::Expression {
-            rule: shape.id.to_owned(),
+            rule: rule.id.to_owned(),
             why: error.to_string(),
         })
 }
 
 /// The secret around a keyword at `hit`, if there is one.
-fn find(shape: &ShapeRule, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<usize>> {
-    let begin = begin(shape.start, bytes, hit)?;
-    let end = hit.saturating_add(shape.max_len).min(bytes.len());
+fn find(rule: &FormatRule, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<usize>> {
+    let begin = match_start(rule.start, bytes, hit)?;
+    let end = hit.saturating_add(rule.max_len).min(bytes.len());
     let input = Input::new(bytes).span(begin..end).anchored(Anchored::Yes);
     let mut slots = [None; 4];
     regex.search_slots(&input, &mut slots)?;
@@ -224,19 +227,22 @@ fn find(shape: &ShapeRule, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Ra
         _ => return None,
     };
     let secret = bytes.get(span.clone())?;
-    let is_fake = shape.never.iter().any(|word| has(secret, word.as_bytes()))
-        || has(secret, PLACEHOLDER)
-        || entropy(secret) < shape.entropy;
+    let is_fake = rule
+        .excluded
+        .iter()
+        .any(|word| contains(secret, word.as_bytes()))
+        || contains(secret, PLACEHOLDER)
+        || entropy(secret) < rule.entropy;
     (!is_fake).then_some(span)
 }
 
-/// Where a match must start whose keyword is at `hit`.
-fn begin(start: Start, bytes: &[u8], hit: usize) -> Option<usize> {
+/// The offset at which a match must start whose keyword is at `hit`; None if the preceding byte
+/// excludes a match.
+fn match_start(start: MatchStart, bytes: &[u8], hit: usize) -> Option<usize> {
     let precedes = |at: usize, belongs: fn(u8) -> bool| {
         let before = at.checked_sub(1)?;
         let byte = bytes.get(before).copied().filter(|byte| belongs(*byte))?;
-        // `
-        // TOKEN` in a JSON or source string is a line of its own.
+        // In a JSON or source string, the `n` of `\nTOKEN` belongs to an escape sequence.
         let is_escape = matches!(byte, b'n' | b'r' | b't')
             && before.checked_sub(1).and_then(|at| bytes.get(at)) == Some(&b'\\');
         (!is_escape).then_some(before)
@@ -245,10 +251,10 @@ fn begin(start: Start, bytes: &[u8], hit: usize) -> Option<usize> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let starts_a_word = bytes.get(hit).copied().is_some_and(is_word);
     match start {
-        Start::Word if starts_a_word && precedes(hit, is_word).is_some() => None,
-        Start::Token if precedes(hit, is_token).is_some() => None,
-        Start::Word | Start::Token | Start::Keyword => Some(hit),
-        Start::Back(belongs, most) => {
+        MatchStart::Word if starts_a_word && precedes(hit, is_word).is_some() => None,
+        MatchStart::Token if precedes(hit, is_token).is_some() => None,
+        MatchStart::Word | MatchStart::Token | MatchStart::Keyword => Some(hit),
+        MatchStart::Back(belongs, most) => {
             let mut at = hit;
             while let Some(before) = precedes(at, belongs) {
                 if hit - before > most {
@@ -261,7 +267,7 @@ fn begin(start: Start, bytes: &[u8], hit: usize) -> Option<usize> {
     }
 }
 
-fn has(text: &[u8], word: &[u8]) -> bool {
+fn contains(text: &[u8], word: &[u8]) -> bool {
     text.windows(word.len()).any(|part| part == word)
 }
 

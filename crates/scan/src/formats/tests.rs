@@ -33,7 +33,7 @@ fn digits(length: usize) -> String {
 /// For each rule, texts that contain a secret, and texts that only look similar.
 fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
     let n = noise;
-    let same = |length: usize| "x".repeat(length);
+    let repeat_x = |length: usize| "x".repeat(length);
     let jwt = |payload: &str| {
         format!(
             "{}{}.{}{payload}.{}",
@@ -67,7 +67,7 @@ fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
                 ],
                 vec![
                     format!("aws_secret_access_key = {}", n(41)),
-                    format!("aws_secret_access_key = {}", same(40)),
+                    format!("aws_secret_access_key = {}", repeat_x(40)),
                     "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".to_owned(),
                 ],
             ),
@@ -126,7 +126,7 @@ fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
                     format!("{{\"run\": \"first\\n{}{}\"}}", "ghp_", n(36)),
                 ],
                 vec![
-                    format!("{}{}", "ghp_", same(36)),
+                    format!("{}{}", "ghp_", repeat_x(36)),
                     format!("{}{}", "ghp_", n(20)),
                     format!("a{}{}", "ghp_", n(36)),
                 ],
@@ -203,7 +203,7 @@ fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
                 ],
                 vec![
                     format!("ta{}{}", "sk-", n(48)),
-                    format!("{}{}", "sk-", same(48)),
+                    format!("{}{}", "sk-", repeat_x(48)),
                     "sk-button sk-proj-name".to_owned(),
                 ],
             ),
@@ -421,7 +421,7 @@ fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
     ])
 }
 
-static BUILT_IN: LazyLock<ShapeDetector> = LazyLock::new(|| ShapeDetector::built_in().unwrap());
+static BUILT_IN: LazyLock<FormatDetector> = LazyLock::new(|| FormatDetector::built_in().unwrap());
 
 fn found(text: &[u8]) -> Vec<&'static str> {
     let mut names = Vec::new();
@@ -432,46 +432,46 @@ fn found(text: &[u8]) -> Vec<&'static str> {
 #[test]
 fn every_rule_finds_its_examples_and_no_lookalikes() {
     let mut examples = examples();
-    for shape in table::SHAPES {
-        let (right, wrong) = examples.remove(shape.id).unwrap_or_default();
+    for rule in table::FORMAT_RULES {
+        let (matching, lookalikes) = examples.remove(rule.id).unwrap_or_default();
         assert!(
-            !right.is_empty() && !wrong.is_empty(),
+            !matching.is_empty() && !lookalikes.is_empty(),
             "{} has no examples",
-            shape.id
+            rule.id
         );
-        for text in right {
+        for text in matching {
             for text in [text.clone(), format!("before \n\"{text}\" after")] {
                 let names = found(text.as_bytes());
-                let times = names.iter().filter(|name| **name == shape.id).count();
-                assert_eq!(times, 1, "{}: {text}: {names:?}", shape.id);
+                let times = names.iter().filter(|name| **name == rule.id).count();
+                assert_eq!(times, 1, "{}: {text}: {names:?}", rule.id);
             }
         }
-        for text in wrong {
+        for text in lookalikes {
             let names = found(text.as_bytes());
-            assert!(!names.contains(&shape.id), "{}: {text}", shape.id);
+            assert!(!names.contains(&rule.id), "{}: {text}", rule.id);
         }
     }
-    assert_eq!(examples.keys().count(), 0, "examples of no rule");
+    assert_eq!(examples.keys().count(), 0, "examples without a rule");
 }
 
 #[test]
 fn names_are_unique_and_no_keyword_begins_another() {
-    let shapes = ShapeDetector::built_in().unwrap();
-    let mut names: Vec<_> = shapes.rules().map(|(id, _)| id).collect();
+    let detector = FormatDetector::built_in().unwrap();
+    let mut names: Vec<_> = detector.rules().map(|(id, _)| id).collect();
     let count = names.len();
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), count);
     // The search reports one keyword per position.
-    let keywords: Vec<_> = table::SHAPES
+    let keywords: Vec<_> = table::FORMAT_RULES
         .iter()
-        .flat_map(|shape| shape.keywords)
+        .flat_map(|rule| rule.keywords)
         .collect();
-    for one in &keywords {
+    for keyword in &keywords {
         for other in &keywords {
             assert!(
-                one == other || !other.starts_with(**one),
-                "{one} begins {other}"
+                keyword == other || !other.starts_with(**keyword),
+                "{keyword} begins {other}"
             );
         }
     }
@@ -481,9 +481,9 @@ fn names_are_unique_and_no_keyword_begins_another() {
 fn finding_is_the_span_of_the_secret() {
     let token = format!("{}{}", "ghp_", noise(36));
     let text = format!("first line\nTOKEN={token}\n");
-    let shapes = ShapeDetector::built_in().unwrap();
+    let detector = FormatDetector::built_in().unwrap();
     let mut spans = Vec::new();
-    shapes.scan(text.as_bytes(), &mut |finding| spans.push(finding.span));
+    detector.scan(text.as_bytes(), &mut |finding| spans.push(finding.span));
     assert_eq!(spans.pop(), Some(17..17 + token.len() as u64));
     assert!(spans.is_empty());
 }
@@ -518,34 +518,34 @@ fn secret_among_non_utf8_bytes_is_found() {
 }
 
 /// Text similar to source code: words that look like the start of a secret.
-fn clean() -> Vec<u8> {
+fn clean_text() -> Vec<u8> {
     let line = "let task-desk = \"https://example.com/\"; // SG. eyJ cio npm_config hf_hub :AA disk-sk-x\n";
     line.repeat(2000).into_bytes()
 }
 
 #[test]
 fn clean_input_allocates_no_memory() {
-    let shapes = ShapeDetector::built_in().unwrap();
-    let text = clean();
-    let mut stream = crate::stream::StreamScanner::new(&shapes);
+    let detector = FormatDetector::built_in().unwrap();
+    let text = clean_text();
+    let mut stream = crate::stream::StreamScanner::new(&detector);
     let mut count = 0;
-    let mut pass = || {
-        shapes.scan(&text, &mut |_| count += 1);
+    let mut scan_all = || {
+        detector.scan(&text, &mut |_| count += 1);
         for piece in text.chunks(1000) {
             stream.feed(piece, &mut |_| count += 1);
         }
         stream.finish(&mut |_| count += 1);
     };
     // The caches of a regular expression are allocated once.
-    pass();
-    let used = allocation_counter::measure(&mut pass);
+    scan_all();
+    let used = allocation_counter::measure(&mut scan_all);
     assert_eq!((used.count_total, count), (0, 0));
 }
 
 /// Each of these texts is a keyword, or the start of a match, at every position.
 #[test]
 fn hostile_input_is_scanned_in_linear_time() {
-    let shapes = ShapeDetector::built_in().unwrap();
+    let detector = FormatDetector::built_in().unwrap();
     for unit in [
         "sk-",
         "eyJ.",
@@ -563,9 +563,9 @@ fn hostile_input_is_scanned_in_linear_time() {
         // The best of several runs, because other processes use the CPU too.
         let time = |text: &str| {
             let tries = (0..5).map(|_| {
-                let began = std::time::Instant::now();
-                shapes.scan(text.as_bytes(), &mut |_| {});
-                began.elapsed()
+                let started = std::time::Instant::now();
+                detector.scan(text.as_bytes(), &mut |_| {});
+                started.elapsed()
             });
             tries.min().unwrap()
         };
