@@ -295,7 +295,7 @@ fn hint(reason: Reason) -> &'static str {
         Reason::ConnectFailed | Reason::TlsUpstream | Reason::UpstreamTimeout => {
             "The rules allow this request, but the upstream failed. Try again later."
         }
-        _ => "The operator can see the details with 'palisade why' and this request_id.",
+        _ => "The operator can see it with 'palisade why' and this request_id.",
     }
 }
 
