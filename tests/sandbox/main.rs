@@ -59,6 +59,7 @@ mod isolation;
 mod lifecycle;
 mod many_sandboxes;
 mod ports;
+mod presets;
 mod programs;
 mod progress;
 mod repositories;

@@ -12,6 +12,7 @@ use policy::github::GithubRules;
 use crate::layer::Layer;
 use crate::leaf::Leaf;
 use crate::palisade_file::File;
+use crate::presets::Preset;
 use crate::problem::Problem;
 use crate::section::policies::ENTRYPOINTS;
 use crate::section::sandbox::{Backend, SnapshotLimits};
@@ -33,6 +34,7 @@ pub(crate) fn check_file(
     check.tools();
     check.egress();
     check.github();
+    check.presets();
     check.credentials();
     check.mirrors();
     check.remote();
@@ -315,6 +317,25 @@ impl Check<'_> {
                 None => "docs/config.md lists their names".to_owned(),
             };
             self.report(&pointer, format!("no GitHub rule is called {shown}"), &hint);
+        }
+    }
+
+    /// An unknown preset would add nothing without anyone noticing.
+    fn presets(&mut self) {
+        for (index, name) in self.layer.value.egress.presets.iter().enumerate() {
+            let Err(unknown) = Preset::check_name(name) else {
+                continue;
+            };
+            let pointer = format!("/egress/presets/{index}");
+            let shown = self.layer.quoted(&pointer, name);
+            // A similar name would reveal the value of a variable.
+            let near = unknown.near();
+            let near = near.filter(|_| self.layer.variable(&pointer).is_none());
+            let hint = match near {
+                Some(near) => format!("did you mean '{near}'?"),
+                None => "palisade preset list shows their names".to_owned(),
+            };
+            self.report(&pointer, format!("no preset is called {shown}"), &hint);
         }
     }
 

@@ -20,6 +20,7 @@ pub mod leaf;
 mod origin;
 mod palisade_file;
 pub mod policy_file;
+pub mod presets;
 mod problem;
 mod reference;
 mod referenced_files;

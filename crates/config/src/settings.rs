@@ -1,5 +1,6 @@
 //! The snapshot of a validated configuration.
 
+mod combination;
 mod per_sandbox;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,7 @@ use crate::section::tools::BridgedServer;
 use crate::tree::join;
 use crate::unavailable::is_unavailable;
 
+pub(crate) use combination::operator_rules;
 pub(crate) use per_sandbox::captured_ports;
 pub use per_sandbox::{GATE_PORTS, MAX_CAPTURED_PORTS};
 
@@ -376,10 +378,24 @@ impl Settings {
             flatten(&join("", name), section, &mut leaves);
         }
         for (index, domain) in self.domains.iter().enumerate() {
-            leaves.push((format!("/domains/{index}"), value(&domain.rule)));
+            leaves.push((format!("/domains/{index}"), shown_rule(&domain.rule)));
         }
         leaves
     }
+}
+
+/// A domain rule as `config show` prints it: with the name of its preset.
+fn shown_rule(rule: &DomainRule) -> Value {
+    let shown = serde_json::to_value(rule).unwrap_or(Value::Null);
+    let Some(name) = &rule.rule_name else {
+        return shown;
+    };
+    let mut fields = match shown {
+        Value::Object(fields) => fields,
+        host => serde_json::Map::from_iter([("host".to_owned(), host)]),
+    };
+    fields.insert("rule".to_owned(), Value::from(name.as_str()));
+    Value::Object(fields)
 }
 
 fn flatten(pointer: &str, value: Value, leaves: &mut Vec<(String, Value)>) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::compilation::{Compiled, compile_policy, host_rule};
+use crate::compilation::{Compiled, compile_policy};
 use crate::consistency::check_file;
 use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
@@ -13,10 +13,13 @@ use crate::layer::Layer;
 use crate::origin::{self, ValueOrigin, Wanted};
 use crate::palisade_file::{File, PALISADE, resolve};
 use crate::policy_file::{ALLOWLIST, AllowlistFile, POLICY, PolicyFile};
+use crate::presets::Preset;
 use crate::problem::{Problem, Problems};
 use crate::referenced_files::ReferencedFiles;
 use crate::section::egress::{DnsSettings, DomainRule};
-use crate::settings::{LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, captured_ports};
+use crate::settings::{
+    LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, captured_ports, operator_rules,
+};
 use crate::tree::{Content, Node, Tree};
 
 /// The file beside palisade.yaml that receives grants and 'allow always' answers.
@@ -240,6 +243,7 @@ impl Sources {
         }
 
         if let Some(main) = &main {
+            add_presets(main, &mut domains);
             let transparent = &main.value.egress.transparent_ports;
             let rules = domains.iter().map(|domain| &domain.rule);
             let captured = captured_ports(transparent, rules).len();
@@ -277,12 +281,7 @@ impl Sources {
             let home = env("HOME").map(PathBuf::from);
             file.resolve_paths(&directory(&source.path), home.as_deref());
         }
-        compiled.allowlist = policy::allowlist::Allowlist::new(
-            domains
-                .iter()
-                .map(|domain: &LoadedDomainRule| host_rule(&domain.rule))
-                .collect(),
-        );
+        compiled.allowlist = policy::allowlist::Allowlist::new(operator_rules(&domains));
         let policy = policy.map_or(default, |layer| layer.value);
         let warnings = Problems::from(warnings).into_iter().collect();
         Ok(Settings::new(
@@ -387,6 +386,29 @@ fn add_domains<T>(
                 ValueOrigin::of(&layer.tree, node)
             }),
         });
+    }
+}
+
+/// Adds the rules of `egress.presets`, whose origin is the name in the list. Unknown names have been
+/// reported.
+fn add_presets(main: &Layer<File>, domains: &mut Vec<LoadedDomainRule>) {
+    let names = &main.value.egress.presets;
+    for (index, name) in names.iter().enumerate() {
+        let is_repeated = names.iter().take(index).any(|earlier| earlier == name);
+        let Some(preset) = Preset::find(name).ok().filter(|_| !is_repeated) else {
+            continue;
+        };
+        let original = main.original(&format!("/egress/presets/{index}"));
+        let origin = main
+            .tree
+            .get(&original)
+            .map_or(ValueOrigin::Default, |node| {
+                ValueOrigin::of(&main.tree, node)
+            });
+        domains.extend(preset.domains.into_iter().map(|rule| LoadedDomainRule {
+            rule,
+            origin: origin.clone(),
+        }));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use config::section::sandbox::Tier;
 use policy::id::SandboxId;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,13 @@ pub struct CreateBody {
     /// is created.
     #[serde(default)]
     pub publish: Vec<PortBody>,
+    /// Which hosts the sandbox may reach in addition to the configuration; `sandbox.tier` if
+    /// omitted.
+    #[serde(default)]
+    pub tier: Option<Tier>,
+    /// Names of presets whose hosts the sandbox may reach as well.
+    #[serde(default)]
+    pub presets: Vec<String>,
 }
 
 fn repos_schema(_: &mut SchemaGenerator) -> Schema {

@@ -8,6 +8,7 @@
 mod checkpoints;
 mod create_plan;
 mod creation;
+mod egress_additions;
 mod git_redirects;
 mod ports;
 mod repository;
@@ -40,6 +41,7 @@ use tokio::sync::OwnedMutexGuard;
 use crate::body::{Purpose, SessionBody, SnapshotBody};
 use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
+use egress_additions::EgressAdditions;
 use repository::RepositoryInfo;
 use repository_file::FileAdditions;
 
@@ -174,9 +176,11 @@ impl Sandboxes {
             .await?;
         // Before the current root signs anything for the sandbox.
         self.refresh_trust(id).await;
-        let added = FileAdditions::of(&row).map(|additions| additions.egress);
+        let file = FileAdditions::of(&row).map(|additions| additions.egress);
+        let mut added = EgressAdditions::of(&row).rules();
+        added.extend(file.unwrap_or_default());
         self.traffic
-            .attach(id, listeners, added.unwrap_or_default())
+            .attach(id, listeners, added)
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
         for PublishedPort { host, port } in row.published {
             match TcpListener::bind(host) {
@@ -430,6 +434,7 @@ fn describe_as(manager: &Manager, row: &SandboxRow, status: &SandboxStatus) -> V
         SandboxStatus::Error(reason) => ("error".to_owned(), Some(reason.clone())),
         other => (other.to_string(), None),
     };
+    let egress = EgressAdditions::of(row);
     json!({
         "id": row.id,
         "name": row.name,
@@ -445,6 +450,9 @@ fn describe_as(manager: &Manager, row: &SandboxRow, status: &SandboxStatus) -> V
         "nested": system.nested,
         "published": row.published,
         "repository_file": row.repository_file,
+        "tier": egress.tier,
+        "presets": egress.presets,
+        "egress": egress.line(),
         "created_at": created.map(|at| at.to_string()),
         "warnings": manager.backend().warnings(&row.id).unwrap_or_default(),
     })

@@ -518,6 +518,14 @@ fn decide_passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -
         let denial = Denial::new(Reason::HostDenied, "egress.passthrough");
         return Deciding::Now(Decided::denied(denial, Check::Allowlist));
     }
+    // A rule for every host allows reads only, and what passes here is not inspected.
+    if cx.snapshot.settings.allowlist().is_unlisted(host) {
+        let denial = Denial::new(Reason::HostDenied, "egress.passthrough").with_message(format!(
+            "The host {host} is not on the allowlist, and its connections cannot be inspected. Ask \
+             the operator to add it to egress.domains."
+        ));
+        return Deciding::Now(Decided::denied(denial, Check::Allowlist));
+    }
     let by_host = decide_host(Some(sandbox), host, port, program, cx);
     let Verdict::Allow { rule } = &by_host.verdict else {
         return Deciding::Now(by_host);

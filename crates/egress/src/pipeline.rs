@@ -52,6 +52,7 @@ use crate::services::Services;
 use crate::source::{self, ConnectionSource, reserve_record};
 use crate::stage::Stage;
 use crate::unread_body::UnreadBody;
+use crate::websocket;
 
 /// Largest request body that is read for the rules of GitHub's API.
 const MAX_INSPECTED_BODY: usize = 1024 * 1024;
@@ -387,6 +388,12 @@ impl HeldSubject for HeldRequest<'_> {
                 return Ok(Attempt::Ask(question));
             }
         };
+        let sends_data = {
+            let message = request.request();
+            websocket::is_requested(&message.head) || !message.body.is_empty()
+        };
+        let read = permit.check_read(sends_data);
+        read.map_err(|denial| RequestRefusal::new(Stage::of(Check::Allowlist), denial))?;
         if !self.label_paid {
             admission::take_label(&cx, &permit.target().host, permit.target().port)?;
             self.label_paid = true;

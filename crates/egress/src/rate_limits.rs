@@ -107,8 +107,10 @@ pub fn label(settings: &Settings, host: &Host) -> String {
     match rules.and_then(|rules| rules.first()) {
         None => OTHER.to_owned(),
         Some(rule) => match &rule.pattern {
-            HostPattern::Below(_) if !settings.names_upstream(host) => rule.pattern.to_string(),
-            HostPattern::Below(_) | HostPattern::Exact(_) | HostPattern::Ip(_) => host.to_string(),
+            HostPattern::Below(_) | HostPattern::Any if !settings.names_upstream(host) => {
+                rule.pattern.to_string()
+            }
+            _ => host.to_string(),
         },
     }
 }

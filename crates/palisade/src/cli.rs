@@ -18,6 +18,7 @@ mod merge_commands;
 mod outcome;
 mod policy_command;
 mod ports;
+mod preset_command;
 mod registry;
 mod remote;
 mod repo_limit;
@@ -204,6 +205,9 @@ pub enum Command {
     /// Try requests against the rules; check, test and explain policy bundles
     #[command(subcommand)]
     Policy(policy_command::PolicyCommand),
+    /// List and show the presets for egress.presets and --preset
+    #[command(subcommand)]
+    Preset(preset_command::PresetCommand),
     /// Check a push against the rules without pushing
     #[command(subcommand)]
     Git(git_check::GitCommand),
@@ -281,6 +285,7 @@ fn run(cli: Cli) -> Result<CliExit> {
         Command::Audit(command) => audit::run(command, &global),
         Command::Why(args) => why::why(&args, &global),
         Command::Policy(command) => policy_command::run(command, &global),
+        Command::Preset(command) => preset_command::run(&command, &global),
         Command::Git(command) => git_check::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),

@@ -45,6 +45,8 @@ pub struct HostRule {
     pub name: RuleName,
     /// A scan profile that replaces the default one. Not interpreted here.
     pub scan: Option<String>,
+    /// Whether the rule allows only requests without a body that do not switch to another protocol.
+    pub reads_only: bool,
 }
 
 impl HostRule {
@@ -57,6 +59,7 @@ impl HostRule {
             endpoints: EndpointRules::default(),
             programs: Vec::new(),
             scan: None,
+            reads_only: false,
         }
     }
 
@@ -123,6 +126,7 @@ pub struct Permit {
     target: Target,
     rule: RuleName,
     scan: Option<String>,
+    reads_only: bool,
 }
 
 impl Permit {
@@ -132,6 +136,7 @@ impl Permit {
             target,
             rule: approval.into_rule(),
             scan: None,
+            reads_only: false,
         }
     }
 
@@ -150,6 +155,21 @@ impl Permit {
         self.scan.as_deref()
     }
 
+    /// The refusal of a request that sends data, if the permit is for reads only. `sends_data` is
+    /// whether the request has a body or asks for another protocol.
+    pub fn check_read(&self, sends_data: bool) -> Result<(), Denial> {
+        if !self.reads_only || !sends_data {
+            return Ok(());
+        }
+        let host = &self.target.host;
+        Err(
+            Denial::new(Reason::MethodDenied, self.rule.clone()).with_message(format!(
+                "Only reads of {host} are allowed: a request must have no body and must not ask \
+                 for WebSocket. Ask the operator to add {host} to egress.domains."
+            )),
+        )
+    }
+
     /// Drops the proof and returns the target.
     pub fn into_target(self) -> Target {
         self.target
@@ -166,6 +186,8 @@ pub struct Allowlist {
     exact: HashMap<HostName, usize, FixedState>,
     below: HashMap<HostName, usize, FixedState>,
     ips: HashMap<IpAddr, usize, FixedState>,
+    /// The group of [`HostPattern::Any`].
+    any: Option<usize>,
     /// Bit `n` is set if some wildcard has a suffix of `n` labels (at most 127), so that a hostile
     /// name with many labels does not cost 126 probes.
     depths: u128,
@@ -187,6 +209,7 @@ impl Allowlist {
                     *list.below.entry(suffix.clone()).or_insert(next)
                 }
                 HostPattern::Ip(ip) => *list.ips.entry(*ip).or_insert(next),
+                HostPattern::Any => *list.any.get_or_insert(next),
             };
             match list.groups.get_mut(group) {
                 Some(rules) => rules.push(rule),
@@ -206,7 +229,7 @@ impl Allowlist {
         let group = match host {
             Host::Name(name) => match self.exact.get(name) {
                 Some(group) => *group,
-                None => self.lookup_below(name.as_str())?,
+                None => self.lookup_below(name.as_str()).or(self.any)?,
             },
             Host::Ip(ip) => *self.ips.get(ip)?,
         };
@@ -334,6 +357,12 @@ impl Allowlist {
             .map_or(Ok(()), |rule| Err(refuse_name(alias, rule)))
     }
 
+    /// Whether `host` is allowed only because every name is.
+    pub fn is_unlisted(&self, host: &Host) -> bool {
+        let first = self.lookup(host).and_then(<[HostRule]>::first);
+        first.is_some_and(|rule| rule.pattern == HostPattern::Any)
+    }
+
     /// Decides about a connection that passes unread: by host, port and program alone.
     pub fn judge_unread(
         &self,
@@ -384,6 +413,7 @@ impl Allowlist {
                     return Ok(Permit {
                         rule: rule.name.clone(),
                         scan: rule.scan.clone(),
+                        reads_only: rule.reads_only,
                         target,
                     });
                 }

@@ -232,6 +232,9 @@ pub enum HostPattern {
     Below(HostName),
     /// This address, in any notation.
     Ip(IpAddr),
+    /// Every name, but no address. Files cannot contain this pattern; the rule that lets a sandbox
+    /// read everywhere has it.
+    Any,
 }
 
 impl HostPattern {
@@ -270,8 +273,11 @@ impl HostPattern {
             (HostPattern::Exact(name), Host::Name(host)) => name == host,
             (HostPattern::Below(suffix), Host::Name(host)) => host.is_below(suffix),
             (HostPattern::Ip(ip), Host::Ip(host)) => ip == host,
+            (HostPattern::Any, Host::Name(_)) => true,
             (HostPattern::Ip(_), Host::Name(_))
-            | (HostPattern::Exact(_) | HostPattern::Below(_), Host::Ip(_)) => false,
+            | (HostPattern::Exact(_) | HostPattern::Below(_) | HostPattern::Any, Host::Ip(_)) => {
+                false
+            }
         }
     }
 
@@ -282,6 +288,8 @@ impl HostPattern {
             (HostPattern::Below(wide), HostPattern::Below(narrow)) => {
                 wide == narrow || narrow.is_below(wide)
             }
+            (HostPattern::Any, HostPattern::Ip(_)) => false,
+            (HostPattern::Any, _) => true,
             (one, other) => one == other,
         }
     }
@@ -293,6 +301,7 @@ impl std::fmt::Display for HostPattern {
             HostPattern::Exact(name) => write!(f, "{name}"),
             HostPattern::Below(suffix) => write!(f, "*.{suffix}"),
             HostPattern::Ip(ip) => write!(f, "{ip}"),
+            HostPattern::Any => f.write_str("*"),
         }
     }
 }

@@ -42,7 +42,7 @@ const GROUPS: [Group; 6] = [
     },
     Group {
         title: "Policy and audit",
-        commands: &["why", "audit", "policy", "git", "config", "trust"],
+        commands: &["why", "audit", "policy", "preset", "git", "config", "trust"],
         example: "palisade audit tail",
     },
     Group {

@@ -18,6 +18,10 @@ pub struct RunOutcome {
     pub id: String,
     pub name: String,
     pub branch_name: Option<String>,
+    /// The sandbox's tier.
+    pub tier: Option<String>,
+    /// The sandbox's presets.
+    pub presets: Vec<String>,
     /// Whether this run created the sandbox.
     pub created: bool,
     /// Whether the sandbox still exists.
@@ -75,6 +79,8 @@ impl RunOutcome {
             id: sandbox.id.to_string(),
             name: sandbox.name.to_string(),
             branch_name: sandbox.branch_name.clone(),
+            tier: sandbox.tier.clone(),
+            presets: sandbox.presets.clone(),
             created,
             kept: true,
             exit_code: None,

@@ -180,6 +180,8 @@ impl GateSandboxService {
             nested: false,
             setup_command: None,
             publish: Vec::new(),
+            tier: None,
+            presets: Vec::new(),
         };
         let made = self.gate().await?.post("/v1/sandboxes", &json!(body)).await;
         Ok(shown(serde_json::from_value(made?)?))
