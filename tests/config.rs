@@ -183,3 +183,21 @@ fn trust_shows_the_file_confirms_and_expires_on_change() {
         "no trusted repositories\n"
     );
 }
+
+#[test]
+fn allow_without_a_configuration_creates_one() {
+    let gate_dir = GateDir::new(PALISADE);
+    let home = gate_dir.path().join("home");
+    let command = |args: &[&str]| {
+        let mut command = std::process::Command::new(PALISADE);
+        command.env_clear().env("HOME", &home).args(args);
+        command.output().unwrap()
+    };
+    let output = command(&["allow", "a.example", "--yes"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let shown = stdout(&command(&["config", "show", "domains"]));
+    assert!(
+        shown.contains("a.example") && shown.contains("grants.yaml:4"),
+        "{shown}"
+    );
+}

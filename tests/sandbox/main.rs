@@ -53,6 +53,7 @@ mod crash;
 mod deletion;
 mod files;
 mod first_run;
+mod grants;
 mod hostile;
 mod import;
 mod isolation;

@@ -5,6 +5,7 @@ use std::process::Output;
 
 use testkit::origin::{OriginReply, OriginServer};
 use testkit::output;
+use testkit::resolver::{DnsReply, RecordData, Resolver, record};
 
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
@@ -162,15 +163,26 @@ fn tier_adds_registries_of_the_repository_and_survives_a_restart(fixture: &Sandb
 
 fn open_tier_allows_reads_everywhere_and_no_uploads(fixture: &SandboxFixture) {
     let origin = origin();
-    let hosts = ["any.example", "post.example", "no.example"];
-    let rules =
-        "  domains: [{host: post.example, methods: [POST]}, {host: no.example, deny: [{}]}]\n";
-    settings(
-        fixture,
-        &origin,
-        &hosts,
-        &format!("{rules}sandbox:\n  tier: open\n"),
+    let resolver = Resolver::start();
+    for (name, address) in [
+        ("private.example", [10, 0, 0, 1]),
+        ("local.example", [127, 0, 0, 1]),
+    ] {
+        let records = vec![record(name, RecordData::A(address.into()))];
+        resolver.set_reply(name, 1, DnsReply::Records(records));
+    }
+    let hosts = [
+        "any.example",
+        "post.example",
+        "no.example",
+        "unread.example",
+    ];
+    let more = format!(
+        "  domains: [{{host: post.example, methods: [POST]}}, {{host: no.example, deny: [{{}}]}}]\n  \
+         passthrough: [unread.example]\n  dns: {{upstreams: [\"{}\"]}}\nsandbox:\n  tier: open\n",
+        resolver.address()
     );
+    settings(fixture, &origin, &hosts, &more);
     let output = run(fixture, &["--name", "open", "--", "true"]);
     let line = "palisade: tier open: reads of every host\n";
     assert!(
@@ -196,10 +208,20 @@ fn open_tier_allows_reads_everywhere_and_no_uploads(fixture: &SandboxFixture) {
         ("-X POST -d x http://post.example/", "200"),
         ("http://no.example/", "403"),
         // Private addresses stay refused, as do addresses instead of names.
+        ("http://private.example/", "403"),
+        ("http://local.example/", "403"),
         ("http://192.0.2.1/", "403"),
     ] {
         assert_eq!(status(fixture, "open", request), expected, "{request}");
     }
+    // Connections that are not decrypted could send anything.
+    let unread = fixture.bash("open", "curl -sS --max-time 25 https://unread.example/");
+    assert!(!unread.status.success(), "{}", describe(&unread));
+    let listed = fixture.ok(&["audit", "list", "--json"]);
+    assert!(
+        listed.contains("Only reads of unread.example") || listed.contains("egress.passthrough"),
+        "{listed}"
+    );
     let refused = fixture.fails(
         4,
         &["run", "--name", "open", "--tier", "locked", "--", "true"],

@@ -51,13 +51,20 @@ pub(crate) fn host_rule(rule: &DomainRule) -> HostRule {
         },
         programs: rule.programs.clone(),
         scan: rule.scan.map(|action| action.as_str().to_owned()),
-        reads_only: rule.host == HostPattern::Any,
+        reads_only: rule.host == HostPattern::Any || is_read_rule(rule),
         name: match &rule.rule_name {
             Some(name) => name.as_str().into(),
             None => plain.name,
         },
         pattern: plain.pattern,
     }
+}
+
+/// Whether a rule of a preset or a tier is for reads: a request that it allows must not send data.
+/// A rule of the operator means what it says, and nothing more.
+fn is_read_rule(rule: &DomainRule) -> bool {
+    let reads = |method: &String| matches!(method.as_str(), "GET" | "HEAD");
+    rule.rule_name.is_some() && !rule.methods.is_empty() && rule.methods.iter().all(reads)
 }
 
 const LISTED_TWICE: &str = "this host is listed twice, in two spellings";

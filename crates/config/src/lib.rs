@@ -15,6 +15,7 @@ mod compilation;
 mod consistency;
 mod expansion;
 mod file;
+pub mod grants;
 mod layer;
 pub mod leaf;
 mod origin;

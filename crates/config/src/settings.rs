@@ -72,6 +72,8 @@ pub struct Settings {
     pub audit: AuditSection,
     /// Every domain rule: inline, then allowlist.yaml's, then grants.yaml's.
     pub domains: Vec<LoadedDomainRule>,
+    /// Rules of grants.yaml for single sandboxes, by sandbox id.
+    pub sandbox_domains: BTreeMap<String, Vec<DomainRule>>,
     /// The content of policy.yaml.
     pub policy: PolicyFile,
     /// Warnings about accepted values.
@@ -151,6 +153,7 @@ impl Settings {
             sandbox: file.sandbox,
             audit: file.audit,
             domains,
+            sandbox_domains: BTreeMap::new(),
             policy,
             warnings,
             compiled,
@@ -379,6 +382,12 @@ impl Settings {
         }
         for (index, domain) in self.domains.iter().enumerate() {
             leaves.push((format!("/domains/{index}"), shown_rule(&domain.rule)));
+        }
+        for (id, rules) in &self.sandbox_domains {
+            for (index, rule) in rules.iter().enumerate() {
+                let pointer = join("/sandbox_domains", id);
+                leaves.push((format!("{pointer}/domains/{index}"), shown_rule(rule)));
+            }
         }
         leaves
     }

@@ -9,6 +9,7 @@ use crate::compilation::{Compiled, compile_policy};
 use crate::consistency::check_file;
 use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
+use crate::grants::{self, GRANTS, GrantsFile};
 use crate::layer::Layer;
 use crate::origin::{self, ValueOrigin, Wanted};
 use crate::palisade_file::{File, PALISADE, resolve};
@@ -20,10 +21,7 @@ use crate::section::egress::{DnsSettings, DomainRule};
 use crate::settings::{
     LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, captured_ports, operator_rules,
 };
-use crate::tree::{Content, Node, Tree};
-
-/// The file beside palisade.yaml that receives grants and 'allow always' answers.
-const GRANTS: &str = "grants.yaml";
+use crate::tree::{Content, Node, Tree, join};
 
 /// Every file of a configuration, as it was when it was read.
 ///
@@ -114,7 +112,10 @@ impl Sources {
             referenced: referenced_files(tree.as_ref(), |text| Some(lead(text)?.0)),
             allowlist: include("/egress/allowlist"),
             policy: include("/egress/policy"),
-            grants: Some(SourceFile::read(path.with_file_name(GRANTS), None)),
+            grants: Some(SourceFile::read(
+                path.with_file_name(grants::FILE_NAME),
+                None,
+            )),
             main: Some(main),
         })
     }
@@ -230,9 +231,9 @@ impl Sources {
         // The gate writes grants from requests of agents, so variables in them are not expanded.
         let grants = self.grants(&mut problems);
         let grants = grants.and_then(|(path, bytes)| {
-            Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, None, &mut problems)
+            Layer::<GrantsFile>::read(&GRANTS, path, bytes, None, &mut problems)
         });
-        for layer in [&allowlist, &grants].into_iter().flatten() {
+        if let Some(layer) = &allowlist {
             add_domains(
                 layer,
                 "/domains",
@@ -241,11 +242,25 @@ impl Sources {
                 &mut origins,
             );
         }
+        let mut sandbox_domains = BTreeMap::new();
+        if let Some(layer) = grants {
+            add_domains(
+                &layer,
+                "/domains",
+                |file| &file.domains,
+                &mut domains,
+                &mut origins,
+            );
+            add_sandbox_origins(&layer, &mut origins);
+            let own = layer.value.sandboxes.into_iter();
+            sandbox_domains.extend(own.map(|(id, own)| (id, own.domains)));
+        }
 
         if let Some(main) = &main {
             add_presets(main, &mut domains);
             let transparent = &main.value.egress.transparent_ports;
             let rules = domains.iter().map(|domain| &domain.rule);
+            let rules = rules.chain(sandbox_domains.values().flatten());
             let captured = captured_ports(transparent, rules).len();
             if captured > MAX_CAPTURED_PORTS {
                 let message = format!(
@@ -284,9 +299,9 @@ impl Sources {
         compiled.allowlist = policy::allowlist::Allowlist::new(operator_rules(&domains));
         let policy = policy.map_or(default, |layer| layer.value);
         let warnings = Problems::from(warnings).into_iter().collect();
-        Ok(Settings::new(
-            file, policy, domains, compiled, origins, warnings,
-        ))
+        let mut settings = Settings::new(file, policy, domains, compiled, origins, warnings);
+        settings.sandbox_domains = sandbox_domains;
+        Ok(settings)
     }
 
     fn read_main(&self, env: Env<'_>, problems: &mut Vec<Problem>) -> Option<Layer<File>> {
@@ -389,6 +404,20 @@ fn add_domains<T>(
     }
 }
 
+/// Records the position of each rule for one sandbox.
+fn add_sandbox_origins(layer: &Layer<GrantsFile>, origins: &mut BTreeMap<String, ValueOrigin>) {
+    for (id, own) in &layer.value.sandboxes {
+        for index in 0..own.domains.len() {
+            let inside = format!("/domains/{index}");
+            let original = layer.original(&format!("{}{inside}", join("/sandboxes", id)));
+            if let Some(node) = layer.tree.get(&original) {
+                let shown = format!("{}{inside}", join("/sandbox_domains", id));
+                origins.insert(shown, ValueOrigin::of(&layer.tree, node));
+            }
+        }
+    }
+}
+
 /// Adds the rules of `egress.presets`, whose origin is the name in the list. Unknown names have been
 /// reported.
 fn add_presets(main: &Layer<File>, domains: &mut Vec<LoadedDomainRule>) {
@@ -437,7 +466,7 @@ pub(crate) fn fuzz_check(bytes: &[u8], env: Env<'_>) {
         main: file("palisade.yaml"),
         allowlist: file("allowlist.yaml"),
         policy: file("policy.yaml"),
-        grants: file(GRANTS),
+        grants: file(grants::FILE_NAME),
         referenced: Vec::new(),
     };
     let empty = Sources {

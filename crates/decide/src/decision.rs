@@ -518,11 +518,16 @@ fn decide_passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -
         let denial = Denial::new(Reason::HostDenied, "egress.passthrough");
         return Deciding::Now(Decided::denied(denial, Check::Allowlist));
     }
-    // A rule for every host allows reads only, and what passes here is not inspected.
-    if cx.snapshot.settings.allowlist().is_unlisted(host) {
+    // What passes here is not inspected, so that a rule for reads cannot be enforced.
+    if cx
+        .snapshot
+        .settings
+        .allowlist()
+        .allows_only_reads(host, port)
+    {
         let denial = Denial::new(Reason::HostDenied, "egress.passthrough").with_message(format!(
-            "The host {host} is not on the allowlist, and its connections cannot be inspected. Ask \
-             the operator to add it to egress.domains."
+            "Only reads of {host} are allowed, and its connections cannot be inspected. Ask the \
+             operator to add it to egress.domains."
         ));
         return Deciding::Now(Decided::denied(denial, Check::Allowlist));
     }

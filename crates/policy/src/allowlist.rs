@@ -357,10 +357,12 @@ impl Allowlist {
             .map_or(Ok(()), |rule| Err(refuse_name(alias, rule)))
     }
 
-    /// Whether `host` is allowed only because every name is.
-    pub fn is_unlisted(&self, host: &Host) -> bool {
-        let first = self.lookup(host).and_then(<[HostRule]>::first);
-        first.is_some_and(|rule| rule.pattern == HostPattern::Any)
+    /// Whether every rule for a port of `host` is for reads only, so that connections that cannot be
+    /// inspected must not pass.
+    pub fn allows_only_reads(&self, host: &Host, port: u16) -> bool {
+        let rules = self.lookup(host).unwrap_or_default().iter();
+        let mut on_port = rules.filter(|rule| rule.ports().contains(&port)).peekable();
+        on_port.peek().is_some() && on_port.all(|rule| rule.reads_only)
     }
 
     /// Decides about a connection that passes unread: by host, port and program alone.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use policy::allowlist::Allowlist;
+use policy::id::SandboxId;
 
 use super::Settings;
 use super::combination::{combine, operator_rules};
@@ -39,6 +40,13 @@ impl Settings {
         settings
     }
 
+    /// The rules of grants.yaml for one sandbox.
+    pub fn granted(&self, sandbox: &SandboxId) -> &[DomainRule] {
+        self.sandbox_domains
+            .get(sandbox.as_str())
+            .map_or(&[], Vec::as_slice)
+    }
+
     /// The ports that a new sandbox intercepts in addition to the gate's own:
     /// `egress.transparent_ports`, and the ports of the operator's rules and of `more`, so that
     /// programs without proxy support reach them.
@@ -53,7 +61,6 @@ mod tests {
     use policy::allowlist::Target;
     use policy::endpoint::Method;
     use policy::host::Host;
-    use policy::id::SandboxId;
     use policy::path::CleanPath;
 
     use super::*;

@@ -451,7 +451,9 @@ fn rule_for_every_name_allows_reads_and_no_address() {
         let judged = list.judge(target(method, host, 443, "/"));
         assert_eq!(judged.is_ok(), allowed, "{method} {host}");
     }
-    assert!(list.is_unlisted(&host("any.example")) && !list.is_unlisted(&host("x.com")));
+    let only_reads = |name: &str, port| list.allows_only_reads(&host(name), port);
+    assert!(only_reads("any.example", 443));
+    assert!(!only_reads("any.example", 25) && !only_reads("x.com", 443));
     let port = list.judge(target("GET", "any.example", 25, "/"));
     assert_eq!(port.unwrap_err().reason, Reason::PortDenied);
 
