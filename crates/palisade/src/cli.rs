@@ -14,6 +14,7 @@ mod gate_command;
 mod git_check;
 mod grant_command;
 mod groups;
+mod import_command;
 mod mcp_command;
 mod merge_commands;
 mod outcome;
@@ -223,6 +224,8 @@ Examples:
 Adds a deny rule to grants.yaml, beside palisade.yaml, after showing the change. It wins over
 every other rule and over presets; palisade allow removes it.")]
     Deny(grant_command::GrantArgs),
+    /// Convert another tool's network policy into palisade.yaml
+    Import(import_command::ImportArgs),
     /// List and show the presets for egress.presets and --preset
     #[command(subcommand)]
     Preset(preset_command::PresetCommand),
@@ -305,6 +308,7 @@ fn run(cli: Cli) -> Result<CliExit> {
         Command::Policy(command) => policy_command::run(command, &global),
         Command::Allow(args) => grant_command::run(GrantAction::Allow, &args, &global),
         Command::Deny(args) => grant_command::run(GrantAction::Deny, &args, &global),
+        Command::Import(args) => import_command::run(&args, &global),
         Command::Preset(command) => preset_command::run(&command, &global),
         Command::Git(command) => git_check::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),
