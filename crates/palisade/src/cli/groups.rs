@@ -42,7 +42,9 @@ const GROUPS: [Group; 6] = [
     },
     Group {
         title: "Policy and audit",
-        commands: &["why", "audit", "policy", "preset", "git", "config", "trust"],
+        commands: &[
+            "why", "allow", "deny", "audit", "policy", "preset", "git", "config", "import", "trust",
+        ],
         example: "palisade audit tail",
     },
     Group {
