@@ -183,3 +183,82 @@ fn trust_shows_the_file_confirms_and_expires_on_change() {
         "no trusted repositories\n"
     );
 }
+
+// Issue 18, part 5.
+#[test]
+fn import_prints_a_valid_configuration_and_names_the_rest() {
+    let gate_dir = GateDir::new(PALISADE);
+    let dir = gate_dir.path();
+    for (format, text, host, note) in [
+        (
+            "srt",
+            r#"{"network": {"allowedDomains": ["a.example:8443"]}, "filesystem": {"denyRead": ["~/.ssh"]}}"#,
+            r#"{"host":"a.example","ports":[8443]}"#,
+            "not carried over: filesystem",
+        ),
+        (
+            "claude-settings",
+            r#"{"permissions": {"allow": ["WebFetch(domain:a.example)", "Bash(ls)"]}}"#,
+            r#"{"host":"a.example","methods":["GET","HEAD"]}"#,
+            "1 permission rules that are not about the network",
+        ),
+        (
+            "openshell",
+            "network_policies: {a: {endpoints: [{host: a.example, port: 443}], binaries: [{path: /usr/bin/curl}]}}\nprocess: {run_as_user: x}\n",
+            r#"{"host":"a.example","ports":[443],"programs":["/usr/bin/curl"]}"#,
+            "not carried over: process",
+        ),
+        (
+            "docker-kit",
+            "schemaVersion: \"1\"\nnetwork: {allowedDomains: [a.example]}\nagentContext: x\n",
+            r#""a.example""#,
+            "not carried over: agentContext",
+        ),
+    ] {
+        let file = dir.join("policy");
+        std::fs::write(&file, text).unwrap();
+        let file = file.to_str().unwrap();
+        let output = gate_dir.run(&["import", format, file]);
+        let (printed, told) = (stdout(&output), stderr(&output));
+        assert!(output.status.success(), "{told}");
+        assert!(printed.contains(host), "{printed}");
+        assert!(told.contains(note), "{told}");
+        gate_dir.write_config(&printed);
+        let checked = gate_dir.run(&["config", "check"]);
+        assert!(checked.status.success(), "{}", stderr(&checked));
+        let tried = dir.join(format!("{format}.yaml"));
+        let tried = tried.to_str().unwrap();
+        let output = gate_dir.run(&["import", format, file, "--output", tried]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(std::fs::read_to_string(tried).unwrap(), printed);
+        // A file is not replaced.
+        let output = gate_dir.run(&["import", format, file, "--output", tried]);
+        assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    }
+    std::fs::write(dir.join("policy"), "{").unwrap();
+    let output = gate_dir.run(&["import", "srt", dir.join("policy").to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("policy: not JSON"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn allow_without_a_configuration_creates_one() {
+    let gate_dir = GateDir::new(PALISADE);
+    let home = gate_dir.path().join("home");
+    let command = |args: &[&str]| {
+        let mut command = std::process::Command::new(PALISADE);
+        command.env_clear().env("HOME", &home).args(args);
+        command.output().unwrap()
+    };
+    let output = command(&["allow", "a.example", "--yes"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let shown = stdout(&command(&["config", "show", "domains"]));
+    assert!(
+        shown.contains("a.example") && shown.contains("grants.yaml:4"),
+        "{shown}"
+    );
+}

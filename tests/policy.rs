@@ -200,3 +200,73 @@ fn policy_eval_prints_and_explains_a_decision() {
         assert!(report.contains(line), "{line} is not in:\n{report}");
     }
 }
+
+// Issue 18, part 5.
+#[test]
+fn presets_are_listed_and_shown_without_a_gate() {
+    let gate_dir = GateDir::new(PALISADE);
+    let listed = gate_dir.run(&["preset", "list"]);
+    assert!(listed.status.success(), "{}", stderr(&listed));
+    let printed = stdout(&listed);
+    assert_eq!(printed.lines().count(), 25, "{printed}");
+    assert!(printed.contains("huggingface-read  registry"), "{printed}");
+    let listed: Value =
+        serde_json::from_str(&stdout(&gate_dir.run(&["preset", "list", "--json"]))).unwrap();
+    assert_eq!(listed[0]["name"], "claude");
+    let shown = stdout(&gate_dir.run(&["preset", "show", "pypi"]));
+    assert!(
+        shown.contains("pypi (registry, version 1): PyPI"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("files.pythonhosted.org  GET HEAD"),
+        "{shown}"
+    );
+    let shown: Value = serde_json::from_str(&stdout(
+        &gate_dir.run(&["preset", "show", "pypi", "--json"]),
+    ))
+    .unwrap();
+    assert_eq!(shown["domains"][0]["methods"], json!(["GET", "HEAD"]));
+    let unknown = gate_dir.run(&["preset", "show", "pip"]);
+    assert_eq!(unknown.status.code(), Some(3));
+    assert!(
+        stderr(&unknown).contains("no preset is called 'pip'"),
+        "{}",
+        stderr(&unknown)
+    );
+    assert!(!gate_dir.state().join("lock").exists());
+}
+
+#[test]
+fn presets_of_the_configuration_are_checked_and_shown_with_their_line() {
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config("version: \"1.0\"\negress:\n  presets:\n    - npm\n    - pipy\n");
+    let checked = gate_dir.run(&["config", "check"]);
+    assert_eq!(checked.status.code(), Some(2));
+    let expected = "palisade.yaml:5:7: no preset is called 'pipy'; did you mean 'pypi'?";
+    assert!(stderr(&checked).contains(expected), "{}", stderr(&checked));
+
+    gate_dir.write_config("version: \"1.0\"\negress:\n  presets:\n    - npm\n    - pypi\n");
+    let shown = stdout(&gate_dir.run(&["config", "show", "domains", "--json"]));
+    assert!(shown.contains("preset:pypi"), "{shown}");
+    let shown = stdout(&gate_dir.run(&["config", "show", "domains"]));
+    let line = shown
+        .lines()
+        .find(|line| line.contains("preset:pypi"))
+        .unwrap_or_default();
+    assert!(line.contains("palisade.yaml:5"), "{shown}");
+    let tried = gate_dir.run(&["policy", "try", "https://pypi.org/simple/requests/"]);
+    assert!(
+        stdout(&tried).contains("rule      preset:pypi"),
+        "{}",
+        stdout(&tried)
+    );
+    let upload = [
+        "policy",
+        "try",
+        "--method",
+        "POST",
+        "https://pypi.org/simple/requests/",
+    ];
+    assert_eq!(gate_dir.run(&upload).status.code(), Some(7));
+}

@@ -23,22 +23,16 @@ fn assert_denied(network: &Network, authority: &str, reason: &str, rule: &str) {
 }
 
 pub(crate) fn allowlist(network: &Network) {
-    assert_eq!(
-        send_connect(network, "send_connect.example:443").status,
-        200
-    );
+    assert_eq!(send_connect(network, "connect.example:443").status, 200);
     assert_denied(network, "unlisted.example:443", "host_denied", "allowlist");
 }
 
 pub(crate) fn identity(network: &Network) {
-    assert_eq!(
-        send_connect(network, "send_connect.example:443").status,
-        200
-    );
+    assert_eq!(send_connect(network, "connect.example:443").status, 200);
     network.unregister();
     assert_denied(
         network,
-        "send_connect.example:443",
+        "connect.example:443",
         "identity_unknown",
         "identity",
     );

@@ -7,7 +7,7 @@ use policy::allowlist::{Allowlist, HostRule};
 use policy::breaker::BreakerConfig;
 use policy::bucket::Rate;
 use policy::endpoint::{EndpointRule, EndpointRules, MethodSet};
-use policy::host::Host;
+use policy::host::{Host, HostPattern};
 use policy::registration::MAX_RECEIVE_PACK_BYTES;
 
 use crate::layer::Layer;
@@ -34,6 +34,7 @@ pub(crate) fn host_rule(rule: &DomainRule) -> HostRule {
         methods: MethodSet::parse(methods.iter().map(String::as_str)).unwrap_or_default(),
         paths: paths.to_vec(),
     };
+    let plain = HostRule::new(rule.host.clone());
     let allows_all = rule.methods.is_empty() && rule.paths.is_empty();
     HostRule {
         ports: rule.ports.clone(),
@@ -50,8 +51,20 @@ pub(crate) fn host_rule(rule: &DomainRule) -> HostRule {
         },
         programs: rule.programs.clone(),
         scan: rule.scan.map(|action| action.as_str().to_owned()),
-        ..HostRule::new(rule.host.clone())
+        reads_only: rule.host == HostPattern::Any || is_read_rule(rule),
+        name: match &rule.rule_name {
+            Some(name) => name.as_str().into(),
+            None => plain.name,
+        },
+        pattern: plain.pattern,
     }
+}
+
+/// Whether a rule of a preset or a tier is for reads: a request that it allows must not send data.
+/// A rule of the operator means what it says, and nothing more.
+fn is_read_rule(rule: &DomainRule) -> bool {
+    let reads = |method: &String| matches!(method.as_str(), "GET" | "HEAD");
+    rule.rule_name.is_some() && !rule.methods.is_empty() && rule.methods.iter().all(reads)
 }
 
 /// Message about a host that occurs twice in a table.

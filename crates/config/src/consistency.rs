@@ -12,6 +12,7 @@ use policy::github::GithubRules;
 use crate::layer::Layer;
 use crate::leaf::Leaf;
 use crate::palisade_file::File;
+use crate::presets::Preset;
 use crate::problem::Problem;
 use crate::section::credentials::BUILTIN_ROWS;
 use crate::section::policies::ENTRYPOINTS;
@@ -49,6 +50,7 @@ pub(crate) fn check_file(
     checker.check_tools();
     checker.check_egress();
     checker.check_github_rules();
+    checker.check_presets();
     checker.check_credentials();
     checker.check_mirrors();
     checker.check_remote_containers();
@@ -346,6 +348,25 @@ impl FileChecker<'_> {
                 None => "docs/config.md lists the rules".to_owned(),
             };
             self.report(&pointer, format!("no GitHub rule is called {shown}"), &hint);
+        }
+    }
+
+    /// An unknown preset would add nothing without anyone noticing.
+    fn check_presets(&mut self) {
+        for (index, name) in self.layer.value.egress.presets.iter().enumerate() {
+            let Err(unknown) = Preset::check_name(name) else {
+                continue;
+            };
+            let pointer = format!("/egress/presets/{index}");
+            let shown = self.layer.quote_value(&pointer, name);
+            // A similar name would reveal the value of a variable.
+            let near = unknown.near();
+            let near = near.filter(|_| self.layer.variable(&pointer).is_none());
+            let hint = match near {
+                Some(near) => format!("did you mean '{near}'?"),
+                None => "palisade preset list shows their names".to_owned(),
+            };
+            self.report(&pointer, format!("no preset is called {shown}"), &hint);
         }
     }
 

@@ -15,11 +15,14 @@ mod compilation;
 mod consistency;
 mod expansion;
 mod file;
+pub mod grants;
+pub mod import;
 mod layer;
 pub mod leaf;
 mod origin;
 mod palisade_file;
 pub mod policy_file;
+pub mod presets;
 mod problem;
 mod reference;
 mod referenced_files;
@@ -76,4 +79,5 @@ pub fn fuzz_check(bytes: &[u8]) {
     let env = |name: &str| (name.len() == 1).then(|| "1".to_owned());
     sources::fuzz_check(bytes, &env);
     repository::fuzz_check(bytes);
+    import::fuzz_check(bytes);
 }

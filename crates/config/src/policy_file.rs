@@ -17,7 +17,7 @@ use crate::version::Version;
 /// The schema of policy.yaml.
 pub(crate) static POLICY: LazyLock<FileSchema> =
     LazyLock::new(|| FileSchema::for_type::<PolicyFile>(&[], &[]));
-/// The schema of allowlist.yaml and grants.yaml.
+/// The schema of allowlist.yaml.
 pub(crate) static ALLOWLIST: LazyLock<FileSchema> =
     LazyLock::new(|| FileSchema::for_type::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
 
@@ -274,7 +274,7 @@ impl RateRow {
     }
 }
 
-/// allowlist.yaml, and grants.yaml, which has the same schema.
+/// allowlist.yaml.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AllowlistFile {

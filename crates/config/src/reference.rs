@@ -5,6 +5,7 @@ use std::fmt::Write;
 use policy::github::GithubRules;
 use serde_json::{Map, Value};
 
+use crate::grants::GRANTS;
 use crate::leaf::FORMATS;
 use crate::palisade_file::PALISADE;
 use crate::policy_file::{ALLOWLIST, POLICY};
@@ -19,11 +20,8 @@ pub(crate) fn write() -> String {
     let mut page = INTRODUCTION.to_owned();
     let files = [
         ("palisade.yaml", &PALISADE.schema, &*PALISADE),
-        (
-            "allowlist.yaml and grants.yaml",
-            &ALLOWLIST.schema,
-            &*ALLOWLIST,
-        ),
+        ("allowlist.yaml", &ALLOWLIST.schema, &*ALLOWLIST),
+        ("grants.yaml", &GRANTS.schema, &*GRANTS),
         ("policy.yaml", &POLICY.schema, &*POLICY),
         (".palisade.yaml", &REPOSITORY.schema, &*REPOSITORY),
     ];

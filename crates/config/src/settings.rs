@@ -1,5 +1,6 @@
 //! The snapshot of a validated configuration.
 
+mod combination;
 mod per_sandbox;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,7 @@ use crate::section::tools::BridgedServer;
 use crate::tree::join;
 use crate::unavailable::is_unavailable;
 
+pub(crate) use combination::operator_rules;
 pub(crate) use per_sandbox::captured_ports;
 pub use per_sandbox::{GATE_PORTS, MAX_CAPTURED_PORTS};
 
@@ -70,6 +72,8 @@ pub struct Settings {
     pub audit: AuditSection,
     /// Every domain rule: inline, then allowlist.yaml's, then grants.yaml's.
     pub domains: Vec<LoadedDomainRule>,
+    /// Rules of grants.yaml for single sandboxes, by sandbox id.
+    pub sandbox_domains: BTreeMap<String, Vec<DomainRule>>,
     /// The content of policy.yaml.
     pub policy: PolicyFile,
     /// Warnings about accepted values.
@@ -149,6 +153,7 @@ impl Settings {
             sandbox: file.sandbox,
             audit: file.audit,
             domains,
+            sandbox_domains: BTreeMap::new(),
             policy,
             warnings,
             compiled,
@@ -376,10 +381,30 @@ impl Settings {
             flatten(&join("", name), section, &mut leaves);
         }
         for (index, domain) in self.domains.iter().enumerate() {
-            leaves.push((format!("/domains/{index}"), value(&domain.rule)));
+            leaves.push((format!("/domains/{index}"), shown_rule(&domain.rule)));
+        }
+        for (id, rules) in &self.sandbox_domains {
+            for (index, rule) in rules.iter().enumerate() {
+                let pointer = join("/sandbox_domains", id);
+                leaves.push((format!("{pointer}/domains/{index}"), shown_rule(rule)));
+            }
         }
         leaves
     }
+}
+
+/// A domain rule as `config show` prints it: with the name of its preset.
+fn shown_rule(rule: &DomainRule) -> Value {
+    let shown = serde_json::to_value(rule).unwrap_or(Value::Null);
+    let Some(name) = &rule.rule_name else {
+        return shown;
+    };
+    let mut fields = match shown {
+        Value::Object(fields) => fields,
+        host => serde_json::Map::from_iter([("host".to_owned(), host)]),
+    };
+    fields.insert("rule".to_owned(), Value::from(name.as_str()));
+    Value::Object(fields)
 }
 
 fn flatten(pointer: &str, value: Value, leaves: &mut Vec<(String, Value)>) {

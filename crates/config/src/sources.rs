@@ -5,22 +5,23 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::compilation::{Compiled, compile_policy, host_rule};
+use crate::compilation::{Compiled, compile_policy};
 use crate::consistency::check_file;
 use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, FileReadError, Links, OPERATOR_LIMIT};
+use crate::grants::{self, GRANTS, GrantsFile};
 use crate::layer::Layer;
 use crate::origin::{self, OriginScope, ValueOrigin};
 use crate::palisade_file::{File, PALISADE, resolve};
 use crate::policy_file::{ALLOWLIST, AllowlistFile, POLICY, PolicyFile};
+use crate::presets::Preset;
 use crate::problem::{Problem, Problems};
 use crate::referenced_files::ReferencedFiles;
 use crate::section::egress::{DnsSettings, DomainRule};
-use crate::settings::{LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, captured_ports};
-use crate::tree::{Content, Node, Tree};
-
-/// The file beside palisade.yaml that receives grants and 'allow always' answers.
-const GRANTS: &str = "grants.yaml";
+use crate::settings::{
+    LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, captured_ports, operator_rules,
+};
+use crate::tree::{Content, Node, Tree, join};
 
 /// Every file of a configuration, as it was when it was read.
 ///
@@ -111,7 +112,10 @@ impl Sources {
             referenced: referenced_files(tree.as_ref(), |text| Some(resolve_path(text)?.0)),
             allowlist: include("/egress/allowlist"),
             policy: include("/egress/policy"),
-            grants: Some(SourceFile::read(path.with_file_name(GRANTS), None)),
+            grants: Some(SourceFile::read(
+                path.with_file_name(grants::FILE_NAME),
+                None,
+            )),
             main: Some(main),
         })
     }
@@ -233,9 +237,9 @@ impl Sources {
         // The gate writes grants from requests of agents, so variables in them are not expanded.
         let grants = self.grants_bytes(&mut problems);
         let grants = grants.and_then(|(path, bytes)| {
-            Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, None, &mut problems)
+            Layer::<GrantsFile>::read(&GRANTS, path, bytes, None, &mut problems)
         });
-        for layer in [&allowlist, &grants].into_iter().flatten() {
+        if let Some(layer) = &allowlist {
             add_domains(
                 layer,
                 "/domains",
@@ -244,10 +248,25 @@ impl Sources {
                 &mut origins,
             );
         }
+        let mut sandbox_domains = BTreeMap::new();
+        if let Some(layer) = grants {
+            add_domains(
+                &layer,
+                "/domains",
+                |file| &file.domains,
+                &mut domains,
+                &mut origins,
+            );
+            add_sandbox_origins(&layer, &mut origins);
+            let own = layer.value.sandboxes.into_iter();
+            sandbox_domains.extend(own.map(|(id, own)| (id, own.domains)));
+        }
 
         if let Some(main) = &main {
+            add_presets(main, &mut domains);
             let transparent = &main.value.egress.transparent_ports;
             let rules = domains.iter().map(|domain| &domain.rule);
+            let rules = rules.chain(sandbox_domains.values().flatten());
             let captured = captured_ports(transparent, rules).len();
             if captured > MAX_CAPTURED_PORTS {
                 let message = format!(
@@ -287,17 +306,12 @@ impl Sources {
             let home = env("HOME").map(PathBuf::from);
             file.resolve_paths(&absolute_directory(&source.path), home.as_deref());
         }
-        compiled.allowlist = policy::allowlist::Allowlist::new(
-            domains
-                .iter()
-                .map(|domain: &LoadedDomainRule| host_rule(&domain.rule))
-                .collect(),
-        );
+        compiled.allowlist = policy::allowlist::Allowlist::new(operator_rules(&domains));
         let policy = policy.map_or(default, |layer| layer.value);
         let warnings = Problems::from(warnings).into_iter().collect();
-        Ok(Settings::new(
-            file, policy, domains, compiled, origins, warnings,
-        ))
+        let mut settings = Settings::new(file, policy, domains, compiled, origins, warnings);
+        settings.sandbox_domains = sandbox_domains;
+        Ok(settings)
     }
 
     fn read_main(&self, env: Env<'_>, problems: &mut Vec<Problem>) -> Option<Layer<File>> {
@@ -400,6 +414,43 @@ fn add_domains<T>(
     }
 }
 
+/// Records the position of each rule for one sandbox.
+fn add_sandbox_origins(layer: &Layer<GrantsFile>, origins: &mut BTreeMap<String, ValueOrigin>) {
+    for (id, own) in &layer.value.sandboxes {
+        for index in 0..own.domains.len() {
+            let inside = format!("/domains/{index}");
+            let original = layer.original_pointer(&format!("{}{inside}", join("/sandboxes", id)));
+            if let Some(node) = layer.tree.get(&original) {
+                let shown = format!("{}{inside}", join("/sandbox_domains", id));
+                origins.insert(shown, ValueOrigin::of_node(&layer.tree, node));
+            }
+        }
+    }
+}
+
+/// Adds the rules of `egress.presets`, whose origin is the name in the list. Unknown names have been
+/// reported.
+fn add_presets(main: &Layer<File>, domains: &mut Vec<LoadedDomainRule>) {
+    let names = &main.value.egress.presets;
+    for (index, name) in names.iter().enumerate() {
+        let is_repeated = names.iter().take(index).any(|earlier| earlier == name);
+        let Some(preset) = Preset::find(name).ok().filter(|_| !is_repeated) else {
+            continue;
+        };
+        let original = main.original_pointer(&format!("/egress/presets/{index}"));
+        let origin = main
+            .tree
+            .get(&original)
+            .map_or(ValueOrigin::Default, |node| {
+                ValueOrigin::of_node(&main.tree, node)
+            });
+        domains.extend(preset.domains.into_iter().map(|rule| LoadedDomainRule {
+            rule,
+            origin: origin.clone(),
+        }));
+    }
+}
+
 /// Resolves the path of an included file.
 fn resolve_included(including: &Path, path: &Path, env: Env<'_>) -> PathBuf {
     let home = env("HOME").map(PathBuf::from);
@@ -426,7 +477,7 @@ pub(crate) fn fuzz_check(bytes: &[u8], env: Env<'_>) {
         main: file("palisade.yaml"),
         allowlist: file("allowlist.yaml"),
         policy: file("policy.yaml"),
-        grants: file(GRANTS),
+        grants: file(grants::FILE_NAME),
         referenced: Vec::new(),
     };
     let empty = Sources {

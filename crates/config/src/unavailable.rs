@@ -11,7 +11,7 @@ use crate::tree::{dotted, join, segments};
 /// A key, and the accepted values, which do not need the feature.
 #[derive(Debug)]
 pub(crate) struct Unavailable {
-    /// The key; `[]` matches every item of a list.
+    /// The key; `[]` matches every item of a list or mapping.
     key: &'static str,
     /// Values, `[]` for an empty list, `{}` for an empty mapping.
     accepted: &'static [&'static str],
@@ -44,8 +44,14 @@ pub(crate) const PALISADE: &[Unavailable] = &[
     unavailable("sandbox.image", &[]),
 ];
 
-/// In allowlist.yaml and grants.yaml.
+/// In allowlist.yaml.
 pub(crate) const ALLOWLIST: &[Unavailable] = &[unavailable("domains[].scan", &["off"])];
+
+/// In grants.yaml.
+pub(crate) const GRANTS: &[Unavailable] = &[
+    unavailable("domains[].scan", &["off"]),
+    unavailable("sandboxes[].domains[].scan", &["off"]),
+];
 
 /// In a repository's .palisade.yaml. Its `image` is not an error, because the operator, who would
 /// have to remove it, did not write it. `run` and `create` report it.
@@ -150,6 +156,11 @@ fn find_values<'v>(
                 find_values(item, &join(pointer, &index.to_string()), rest, found);
             }
         }
+        (["[]", rest @ ..], Value::Object(object)) => {
+            for (name, value) in object {
+                find_values(value, &join(pointer, name), rest, found);
+            }
+        }
         ([name, rest @ ..], Value::Object(object)) => {
             if let Some(value) = object.get(*name) {
                 find_values(value, &join(pointer, name), rest, found);
@@ -171,7 +182,10 @@ fn find_properties(schema: &Value, at: &str, parts: &[&str], found: &mut Vec<Str
         find_properties(schema, &format!("{at}/anyOf/{index}"), parts, found);
     }
     match parts {
-        ["[]", rest @ ..] => find_properties(schema, &format!("{at}/items"), rest, found),
+        ["[]", rest @ ..] => {
+            find_properties(schema, &format!("{at}/items"), rest, found);
+            find_properties(schema, &format!("{at}/additionalProperties"), rest, found);
+        }
         [name, rest @ ..] => {
             let property = format!("{at}/properties/{name}");
             if schema.pointer(&property).is_none() {
@@ -304,7 +318,7 @@ mod tests {
         let shown = settings.show();
         // Values that nothing enforces are not shown, because they have no effect.
         let is_shown = |pointer: &str| shown.iter().any(|value| value.pointer.starts_with(pointer));
-        assert!(!is_shown("/scan/outbound") && !is_shown("/credentials/oauth"));
+        assert!(!is_shown("/scan/outbound") && !is_shown("/approvals/hold"));
         assert!(is_shown("/git/scan") && is_shown("/sandbox/backend"));
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use config::section::sandbox::Tier;
 use policy::id::SandboxId;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,13 @@ pub struct CreateBody {
     /// `credentials.default` that have a value if omitted.
     #[serde(default)]
     pub credentials: Option<Vec<String>>,
+    /// Which hosts the sandbox may reach in addition to the configuration; `sandbox.tier` if
+    /// omitted.
+    #[serde(default)]
+    pub tier: Option<Tier>,
+    /// Names of presets whose hosts the sandbox may reach as well.
+    #[serde(default)]
+    pub presets: Vec<String>,
 }
 
 /// The body of a request that changes the credentials of a sandbox or container.

@@ -444,6 +444,9 @@ fn sandbox_schema() -> Value {
             "created_at": { "type": ["string", "null"], "format": "date-time" },
             "warnings": { "type": "array", "items": { "type": "string" } },
             "repository_file": { "type": ["object", "null"] },
+            "tier": { "enum": ["locked", "balanced", "open", null] },
+            "presets": { "type": "array", "items": { "type": "string" } },
+            "egress": { "type": ["string", "null"] },
             "notes": { "type": "array", "items": { "type": "string" } },
         },
     })

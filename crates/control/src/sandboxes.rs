@@ -8,6 +8,7 @@
 mod checkpoints;
 mod create_plan;
 mod creation;
+mod egress_additions;
 mod git_redirects;
 mod ports;
 mod repository;
@@ -43,6 +44,7 @@ use tokio::sync::OwnedMutexGuard;
 use crate::body::{Purpose, SessionBody, SnapshotBody};
 use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
+use egress_additions::EgressAdditions;
 use repository::RepositoryInfo;
 use repository_file::FileAdditions;
 
@@ -205,9 +207,11 @@ impl Sandboxes {
             .await?;
         // The sandbox must trust the current root before that signs anything for the sandbox.
         self.refresh_trust(id).await;
-        let added = FileAdditions::from_row(&row).map(|additions| additions.egress);
+        let file = FileAdditions::from_row(&row).map(|additions| additions.egress);
+        let mut added = EgressAdditions::of(&row).rules();
+        added.extend(file.unwrap_or_default());
         self.traffic
-            .attach(id, listeners, added.unwrap_or_default())
+            .attach(id, listeners, added)
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
         for PublishedPort { host, port } in row.published {
             match TcpListener::bind(host) {
@@ -466,6 +470,7 @@ fn describe_with_status(manager: &Manager, row: &SandboxRow, status: &SandboxSta
         SandboxStatus::Error(reason) => ("error".to_owned(), Some(reason.clone())),
         other => (other.to_string(), None),
     };
+    let egress = EgressAdditions::of(row);
     json!({
         "id": row.id,
         "name": row.name,
@@ -481,6 +486,9 @@ fn describe_with_status(manager: &Manager, row: &SandboxRow, status: &SandboxSta
         "nested": system.nested,
         "published": row.published,
         "repository_file": row.repository_file,
+        "tier": egress.tier,
+        "presets": egress.presets,
+        "egress": egress.line(),
         "created_at": created.map(|at| at.to_string()),
         "warnings": manager.backend().warnings(&row.id).unwrap_or_default(),
     })

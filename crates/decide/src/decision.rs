@@ -531,6 +531,19 @@ fn decide_passthrough<'a>(
         let denial = Denial::new(Reason::HostDenied, "egress.passthrough");
         return DecisionFuture::Ready(DecisionOutcome::denied(denial, Check::Allowlist));
     }
+    // What passes here is not inspected, so that a rule for reads cannot be enforced.
+    if cx
+        .snapshot
+        .settings
+        .allowlist()
+        .allows_only_reads(host, port)
+    {
+        let denial = Denial::new(Reason::HostDenied, "egress.passthrough").with_message(format!(
+            "Only reads of {host} are allowed, and its connections cannot be inspected. Ask the \
+             operator to add it to egress.domains."
+        ));
+        return DecisionFuture::Ready(DecisionOutcome::denied(denial, Check::Allowlist));
+    }
     let host_decision = decide_host(Some(sandbox), host, port, program, cx);
     let Verdict::Allow { rule } = &host_decision.verdict else {
         return DecisionFuture::Ready(host_decision);

@@ -1,5 +1,5 @@
-//! Policy snapshot of one sandbox: the operator's rules, and the hosts that the trusted file of its
-//! repository adds.
+//! Policy snapshot of one sandbox: the operator's rules, and the hosts that its tier, its presets,
+//! the trusted file of its repository and grants.yaml add.
 //!
 //! A sandbox with added hosts has its own settings, whose allowlist contains them and the
 //! operator's rules (`Settings::with_added_rules`), built once per reload. Every other sandbox
@@ -10,10 +10,12 @@ use std::sync::Arc;
 use arc_swap::ArcSwapOption;
 use config::section::egress::DomainRule;
 use decide::snapshot::PolicySnapshot;
+use policy::id::SandboxId;
 
 /// Hosts that one sandbox may reach in addition to the operator's settings.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct AddedRules {
+    sandbox: SandboxId,
     added: ArcSwapOption<Vec<DomainRule>>,
     built: ArcSwapOption<BuiltSnapshot>,
 }
@@ -22,11 +24,20 @@ pub struct AddedRules {
 #[derive(Debug)]
 struct BuiltSnapshot {
     base: Arc<PolicySnapshot>,
-    added: Arc<Vec<DomainRule>>,
+    added: Option<Arc<Vec<DomainRule>>>,
     snapshot: Arc<PolicySnapshot>,
 }
 
 impl AddedRules {
+    /// No added hosts for this sandbox.
+    pub fn new(sandbox: SandboxId) -> Self {
+        Self {
+            sandbox,
+            added: ArcSwapOption::empty(),
+            built: ArcSwapOption::empty(),
+        }
+    }
+
     /// Replaces the added hosts.
     pub fn set(&self, added: Vec<DomainRule>) {
         let added = (!added.is_empty()).then(|| Arc::new(added));
@@ -44,17 +55,25 @@ impl AddedRules {
 
     /// The snapshot of the sandbox for the shared snapshot `base`. Cached until either changes.
     pub fn rules(&self, base: Arc<PolicySnapshot>) -> Arc<PolicySnapshot> {
-        let Some(added) = self.added.load_full() else {
+        let added = self.added.load_full();
+        let granted = base.settings.granted(&self.sandbox);
+        if added.is_none() && granted.is_empty() {
             return base;
-        };
+        }
         let built = self.built.load_full();
         let is_current = |built: &BuiltSnapshot| {
-            Arc::ptr_eq(&built.base, &base) && Arc::ptr_eq(&built.added, &added)
+            let same_rules = match (&built.added, &added) {
+                (Some(built), Some(added)) => Arc::ptr_eq(built, added),
+                (None, None) => true,
+                _ => false,
+            };
+            Arc::ptr_eq(&built.base, &base) && same_rules
         };
         if let Some(built) = built.filter(|built| is_current(built)) {
             return Arc::clone(&built.snapshot);
         }
-        let snapshot = Arc::new(base.with_added_rules(&added));
+        let all = [added.as_deref().map_or(&[][..], Vec::as_slice), granted].concat();
+        let snapshot = Arc::new(base.with_added_rules(&all));
         self.built.store(Some(Arc::new(BuiltSnapshot {
             base,
             added,

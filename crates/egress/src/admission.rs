@@ -125,8 +125,8 @@ pub fn take_label(cx: &RequestCx, host: &Host, port: u16) -> Result<(), RequestR
     let settings = &cx.snapshot.settings;
     let matched = settings.allowlist().lookup(host);
     let matched = matched.and_then(|rules| rules.first());
-    let is_agent_chosen =
-        matched.is_some_and(|rule| matches!(rule.pattern, HostPattern::Wildcard(_)));
+    let is_agent_chosen = matched
+        .is_some_and(|rule| matches!(rule.pattern, HostPattern::Wildcard(_) | HostPattern::Any));
     let fixed = settings.egress.resolve.get(host, port);
     if is_agent_chosen && fixed.is_none() {
         let labels = cx.services.name_server().label_budget();

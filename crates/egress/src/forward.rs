@@ -220,80 +220,31 @@ impl PreparedRequest {
         }
     }
 
-    /// Splits off what the credentials stage has to do. With a plan, the request is sent by
-    /// [`PreparedRequest::send_with_credential`], otherwise by [`PreparedRequest::send`]. By value,
-    /// because a borrow would keep a second copy of the request in the caller's future.
-    pub fn split_credential_plan(mut self) -> (Self, Option<Box<CredentialPlan>>) {
-        let plan = self.credential.take();
-        (self, plan)
-    }
-
-    /// Adds the credential, sends the request and waits for the response head. If the upstream
-    /// refuses the credential (401) and there is a newer one, the request is sent once more. Returns
-    /// the response with the filter that removes an echo of the credential.
-    pub async fn send_with_credential(
-        mut self,
-        plan: Box<CredentialPlan>,
+    /// Adds the credential, if there is one, sends the request and waits for the response head.
+    /// Returns the response with the filter that removes an echo of the credential.
+    pub async fn send(
+        self,
         log: &mut RequestLog,
     ) -> Result<(ClientResponse, Option<ResponseFilter>), RequestRefusal> {
-        let cx = self.cx.clone();
-        let route = self.outgoing.route().clone();
-        let is_upgrade = self.upgrade.is_some();
-        let applying = plan.apply(&cx, self.outgoing, log);
-        let applied = tokio::select! {
-            applied = applying => applied,
-            () = self.in_flight.revoked() => {
-                let revoked = cx.services.revocation_reason(&cx.sandbox, self.in_flight);
-                return Err(RequestRefusal::new(Stage::Policy, Box::pin(revoked).await));
-            }
-        };
-        let (outgoing, applied) = applied?;
-        self.outgoing = outgoing;
-        log.end_stage(Stage::Credentials);
-        let Some(mut applied) = applied else {
-            return Ok((self.send().await?, None));
-        };
-        let mut response = self.send().await?;
-        if let ClientResponse::Upstream(refused, held) = response {
-            response = match (refused.status(), is_upgrade) {
-                (StatusCode::UNAUTHORIZED, false) => match applied.renew(&cx).await? {
-                    Some(request) => {
-                        discard(refused).await;
-                        let again = PreparedRequest {
-                            outgoing: Outgoing::with_credential(route, request),
-                            upgrade: None,
-                            in_flight: held,
-                            admission: admission::take_ticket(&cx, applied.host())?,
-                            credential: None,
-                            cx,
-                        };
-                        again.send().await?
-                    }
-                    None => ClientResponse::Upstream(refused, held),
-                },
-                _ => ClientResponse::Upstream(refused, held),
-            };
-        }
-        Ok((
-            response,
-            applied.into_echoes().map(ResponseFilter::credential_echo),
-        ))
-    }
-
-    /// Sends the request and waits for the response head.
-    pub async fn send(self) -> Result<ClientResponse, RequestRefusal> {
-        if self.credential.is_some() {
-            let denial = Denial::new(Reason::Internal, "credentials");
-            return Err(RequestRefusal::new(Stage::Credentials, denial));
-        }
         let PreparedRequest {
             cx,
             outgoing,
             upgrade,
             in_flight,
             admission,
-            ..
+            credential,
         } = self;
+        if let Some(plan) = credential {
+            let request = PreparedRequest {
+                cx,
+                outgoing,
+                upgrade,
+                in_flight,
+                admission,
+                credential: None,
+            };
+            return send_with_credential(request, plan, log).await;
+        }
         let (services, sandbox) = (&cx.services, cx.sandbox.id());
         // The rules may change while the upstream has not responded yet.
         let answered = async {
@@ -327,17 +278,18 @@ impl PreparedRequest {
                 headers::strip_hop_by_hop(response.headers_mut());
                 // hyper writes the version of the client's connection.
                 *response.version_mut() = Version::default();
-                Ok(ClientResponse::Upstream(response, in_flight))
+                Ok((ClientResponse::Upstream(response, in_flight), None))
             }
             Ok(UpstreamReply::Switched(switched)) => {
                 let (response, client, upstream) = *switched;
                 admission.settle(UpstreamOutcome::Success);
-                Ok(ClientResponse::Upgraded(Box::new(Upgrade {
+                let upgrade = Upgrade {
                     response,
                     client,
                     upstream,
                     in_flight,
-                })))
+                };
+                Ok((ClientResponse::Upgraded(Box::new(upgrade)), None))
             }
             Err(error) => {
                 admission.settle(if error.counts_as_failure() {
@@ -349,6 +301,65 @@ impl PreparedRequest {
             }
         }
     }
+}
+
+/// A response with the filter that removes an echo of the credential.
+type FilteredReply = (ClientResponse, Option<ResponseFilter>);
+
+/// Adds the credential and sends the request. If the upstream refuses the credential (401) and there
+/// is a newer one, the request is sent once more. Boxed, because it would enlarge the future of
+/// requests without a credential.
+fn send_with_credential<'a>(
+    mut request: PreparedRequest,
+    plan: Box<CredentialPlan>,
+    log: &'a mut RequestLog,
+) -> Pin<Box<dyn Future<Output = Result<FilteredReply, RequestRefusal>> + Send + 'a>> {
+    Box::pin(async move {
+        let cx = request.cx.clone();
+        let route = request.outgoing.route().clone();
+        let is_upgrade = request.upgrade.is_some();
+        let applying = plan.apply(&cx, request.outgoing, log);
+        let applied = tokio::select! {
+            applied = applying => Some(applied),
+            () = request.in_flight.revoked() => None,
+        };
+        let Some(applied) = applied else {
+            let revoked = cx
+                .services
+                .revocation_reason(&cx.sandbox, request.in_flight);
+            return Err(RequestRefusal::new(Stage::Policy, revoked.await));
+        };
+        let (outgoing, applied) = applied?;
+        request.outgoing = outgoing;
+        log.end_stage(Stage::Credentials);
+        let (mut response, _) = request.send(log).await?;
+        let Some(mut applied) = applied else {
+            return Ok((response, None));
+        };
+        if let ClientResponse::Upstream(refused, in_flight) = response {
+            let renewed = match (refused.status(), is_upgrade) {
+                (StatusCode::UNAUTHORIZED, false) => applied.renew(&cx).await?,
+                _ => None,
+            };
+            response = match renewed {
+                Some(newer) => {
+                    discard(refused).await;
+                    let again = PreparedRequest {
+                        outgoing: Outgoing::with_credential(route, newer),
+                        upgrade: None,
+                        in_flight,
+                        admission: admission::take_ticket(&cx, applied.host())?,
+                        credential: None,
+                        cx,
+                    };
+                    again.send(log).await?.0
+                }
+                None => ClientResponse::Upstream(refused, in_flight),
+            };
+        }
+        let echo = applied.into_echoes().map(ResponseFilter::credential_echo);
+        Ok((response, echo))
+    })
 }
 
 /// Reads a response that is replaced by another, so that its connection can be used again.

@@ -100,11 +100,8 @@ async fn send_checked(
         Preparation::Now(prepared) => prepared,
         Preparation::Later(preparing) => preparing.await?,
     };
-    let reply = match prepared.split_credential_plan() {
-        (prepared, None) => prepared.send().await?,
-        // Nothing of this response reaches the sandbox, so that no echo has to be removed.
-        (prepared, Some(plan)) => Box::pin(prepared.send_with_credential(plan, log)).await?.0,
-    };
+    // Nothing of this response reaches the sandbox, so that no echo has to be removed.
+    let (reply, _) = prepared.send(log).await?;
     log.end_stage(Stage::Forward);
     match reply {
         ClientResponse::Upstream(response, in_flight) => Ok((response, in_flight)),

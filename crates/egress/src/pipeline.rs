@@ -52,6 +52,7 @@ use crate::services::Services;
 use crate::source::{self, ConnectionSource, reserve_record};
 use crate::stage::Stage;
 use crate::unread_body::UnreadBody;
+use crate::websocket;
 
 /// Largest request body that is read for the rules of GitHub's API.
 const MAX_INSPECTED_BODY: usize = 1024 * 1024;
@@ -250,19 +251,11 @@ async fn run_stages(
     let (prepared, mut filters) = hold::settle(&mut held, holding).await?;
 
     // 3. Credentials and forward.
-    let reply = match prepared.split_credential_plan() {
-        (prepared, None) => prepared.send().await,
-        // Boxed because it would enlarge the future of requests without a credential.
-        (prepared, Some(plan)) => {
-            let sent = Box::pin(prepared.send_with_credential(plan, log)).await;
-            sent.map(|(reply, echo)| {
-                filters.extend(echo);
-                reply
-            })
-        }
-    };
+    let sent = prepared.send(log).await;
     log.end_stage(Stage::Forward);
-    Ok((reply?, filters))
+    let (reply, echo) = sent?;
+    filters.extend(echo);
+    Ok((reply, filters))
 }
 
 /// Answers a request to the gate itself: mirrors, tools and the gate's own pages. Rate limits apply
@@ -405,6 +398,12 @@ impl HeldSubject for HeldRequest<'_> {
                 return Ok(Attempt::Ask(question));
             }
         };
+        let sends_data = {
+            let message = request.request();
+            websocket::is_requested(&message.head) || !message.body.is_empty()
+        };
+        let read = permit.check_read(sends_data);
+        read.map_err(|denial| RequestRefusal::new(Stage::of(Check::Allowlist), denial))?;
         if !self.label_paid {
             admission::take_label(&cx, &permit.target().host, permit.target().port)?;
             self.label_paid = true;

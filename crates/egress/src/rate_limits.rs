@@ -108,12 +108,13 @@ pub fn label(settings: &Settings, host: &Host) -> String {
     match rules.and_then(|rules| rules.first()) {
         None => OTHER.to_owned(),
         Some(rule) => match &rule.pattern {
-            HostPattern::Wildcard(_) if !settings.has_upstream_entry(host) => {
+            HostPattern::Wildcard(_) | HostPattern::Any if !settings.has_upstream_entry(host) => {
                 rule.pattern.to_string()
             }
-            HostPattern::Wildcard(_) | HostPattern::Exact(_) | HostPattern::Ip(_) => {
-                host.to_string()
-            }
+            HostPattern::Wildcard(_)
+            | HostPattern::Any
+            | HostPattern::Exact(_)
+            | HostPattern::Ip(_) => host.to_string(),
         },
     }
 }

@@ -107,6 +107,7 @@ impl SandboxState {
         authority: Arc<ArcSwap<CertificateAuthority>>,
     ) -> Result<Self, LeafError> {
         Ok(Self {
+            added: AddedRules::new(id.clone()),
             id,
             certificates: CertificateCache::new(authority)?,
             upstreams: UpstreamLimits::default(),
@@ -119,7 +120,6 @@ impl SandboxState {
             fetches: Arc::new(Semaphore::new(MAX_FETCHES)),
             spooled: SpoolQuota::for_sandbox(),
             branches: Branches::default(),
-            added: AddedRules::default(),
             push_bucket: Mutex::default(),
             recent_refusals: Mutex::default(),
         })

@@ -13,12 +13,15 @@ mod enter;
 mod files;
 mod gate_command;
 mod git_check;
+mod grant_command;
 mod groups;
+mod import_command;
 mod mcp_command;
 mod merge_commands;
 mod outcome;
 mod policy_command;
 mod ports;
+mod preset_command;
 mod registry;
 mod remote;
 mod repo_limit;
@@ -36,6 +39,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use config::grants::GrantAction;
 
 use crate::exit::{CliError, CliExit};
 use crate::paths::{PathOptions, Paths};
@@ -205,6 +209,27 @@ pub enum Command {
     /// Try requests against the rules; check, test and explain policy bundles
     #[command(subcommand)]
     Policy(policy_command::PolicyCommand),
+    /// Allow a host, for every sandbox or for one
+    #[command(after_help = "\
+Examples:
+  palisade allow registry.example --for fix   for the sandbox fix
+  palisade allow api.example.com:8443 --yes   for every sandbox, without confirmation
+Adds the host to grants.yaml, beside palisade.yaml, after showing the change; a running gate
+reads it at once. A deny rule of another file wins.")]
+    Allow(grant_command::GrantArgs),
+    /// Deny a host, for every sandbox or for one
+    #[command(after_help = "\
+Examples:
+  palisade deny '*.tracker.example'           for every sandbox
+  palisade deny api.example.com --for fix     for the sandbox fix
+Adds a deny rule to grants.yaml, beside palisade.yaml, after showing the change. It wins over
+every other rule and over presets; palisade allow removes it.")]
+    Deny(grant_command::GrantArgs),
+    /// Convert another tool's network policy into palisade.yaml
+    Import(import_command::ImportArgs),
+    /// List and show the presets for egress.presets and --preset
+    #[command(subcommand)]
+    Preset(preset_command::PresetCommand),
     /// Check a push against the rules without pushing
     #[command(subcommand)]
     Git(git_check::GitCommand),
@@ -285,6 +310,10 @@ fn run(cli: Cli) -> Result<CliExit> {
         Command::Audit(command) => audit::run(command, &global),
         Command::Why(args) => why::why(&args, &global),
         Command::Policy(command) => policy_command::run(command, &global),
+        Command::Allow(args) => grant_command::run(GrantAction::Allow, &args, &global),
+        Command::Deny(args) => grant_command::run(GrantAction::Deny, &args, &global),
+        Command::Import(args) => import_command::run(&args, &global),
+        Command::Preset(command) => preset_command::run(&command, &global),
         Command::Git(command) => git_check::run(command, &global),
         Command::Credentials(command) => credentials::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),

@@ -45,6 +45,8 @@ pub struct HostRule {
     pub name: RuleName,
     /// A scan profile that replaces the default one. Not interpreted here.
     pub scan: Option<String>,
+    /// Whether the rule allows only requests without a body that do not switch to another protocol.
+    pub reads_only: bool,
 }
 
 impl HostRule {
@@ -57,6 +59,7 @@ impl HostRule {
             endpoints: EndpointRules::default(),
             programs: Vec::new(),
             scan: None,
+            reads_only: false,
         }
     }
 
@@ -123,6 +126,7 @@ pub struct Permit {
     target: Target,
     rule: RuleName,
     scan: Option<String>,
+    reads_only: bool,
 }
 
 impl Permit {
@@ -132,6 +136,7 @@ impl Permit {
             target,
             rule: approval.into_rule(),
             scan: None,
+            reads_only: false,
         }
     }
 
@@ -148,6 +153,21 @@ impl Permit {
     /// The rule's scan profile, if it has one.
     pub fn scan(&self) -> Option<&str> {
         self.scan.as_deref()
+    }
+
+    /// The refusal of a request that sends data, if the permit is for reads only. `sends_data` is
+    /// whether the request has a body or asks for another protocol.
+    pub fn check_read(&self, sends_data: bool) -> Result<(), Denial> {
+        if !self.reads_only || !sends_data {
+            return Ok(());
+        }
+        let host = &self.target.host;
+        Err(
+            Denial::new(Reason::MethodDenied, self.rule.clone()).with_message(format!(
+                "Only reads of {host} are allowed: a request must have no body and must not ask \
+                 for WebSocket. Ask the operator to add {host} to egress.domains."
+            )),
+        )
     }
 
     /// Drops the proof and returns the target.
@@ -169,6 +189,8 @@ pub struct Allowlist {
     wildcards: HashMap<HostName, usize, FixedState>,
     /// The group of each address.
     ips: HashMap<IpAddr, usize, FixedState>,
+    /// The group of [`HostPattern::Any`].
+    any: Option<usize>,
     /// Bit `n` is set if some wildcard has a suffix of `n` labels (at most 127), so that a hostile
     /// name with many labels does not cost 126 probes.
     depths: u128,
@@ -190,6 +212,7 @@ impl Allowlist {
                     *list.wildcards.entry(suffix.clone()).or_insert(next)
                 }
                 HostPattern::Ip(ip) => *list.ips.entry(*ip).or_insert(next),
+                HostPattern::Any => *list.any.get_or_insert(next),
             };
             match list.groups.get_mut(group) {
                 Some(rules) => rules.push(rule),
@@ -209,7 +232,7 @@ impl Allowlist {
         let group = match host {
             Host::Name(name) => match self.exact.get(name) {
                 Some(group) => *group,
-                None => self.lookup_wildcard(name.as_str())?,
+                None => self.lookup_wildcard(name.as_str()).or(self.any)?,
             },
             Host::Ip(ip) => *self.ips.get(ip)?,
         };
@@ -338,6 +361,14 @@ impl Allowlist {
             .map_or(Ok(()), |rule| Err(refuse_name(alias, rule)))
     }
 
+    /// Whether every rule for a port of `host` is for reads only, so that connections that cannot be
+    /// inspected must not pass.
+    pub fn allows_only_reads(&self, host: &Host, port: u16) -> bool {
+        let rules = self.lookup(host).unwrap_or_default().iter();
+        let mut on_port = rules.filter(|rule| rule.ports().contains(&port)).peekable();
+        on_port.peek().is_some() && on_port.all(|rule| rule.reads_only)
+    }
+
     /// Decides about a connection whose content the gate does not read: by host, port and program
     /// alone.
     pub fn judge_unread(
@@ -389,6 +420,7 @@ impl Allowlist {
                     return Ok(Permit {
                         rule: rule.name.clone(),
                         scan: rule.scan.clone(),
+                        reads_only: rule.reads_only,
                         target,
                     });
                 }

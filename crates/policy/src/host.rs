@@ -233,6 +233,9 @@ pub enum HostPattern {
     Wildcard(HostName),
     /// This address, in any notation.
     Ip(IpAddr),
+    /// Every name, but no address. Files cannot contain this pattern; the rule that lets a sandbox
+    /// read everywhere has it.
+    Any,
 }
 
 impl HostPattern {
@@ -271,8 +274,11 @@ impl HostPattern {
             (HostPattern::Exact(name), Host::Name(host)) => name == host,
             (HostPattern::Wildcard(suffix), Host::Name(host)) => host.is_subdomain_of(suffix),
             (HostPattern::Ip(ip), Host::Ip(host)) => ip == host,
+            (HostPattern::Any, Host::Name(_)) => true,
             (HostPattern::Ip(_), Host::Name(_))
-            | (HostPattern::Exact(_) | HostPattern::Wildcard(_), Host::Ip(_)) => false,
+            | (HostPattern::Exact(_) | HostPattern::Wildcard(_) | HostPattern::Any, Host::Ip(_)) => {
+                false
+            }
         }
     }
 
@@ -283,6 +289,8 @@ impl HostPattern {
             (HostPattern::Wildcard(wide), HostPattern::Wildcard(narrow)) => {
                 wide == narrow || narrow.is_subdomain_of(wide)
             }
+            (HostPattern::Any, HostPattern::Ip(_)) => false,
+            (HostPattern::Any, _) => true,
             (one, other) => one == other,
         }
     }
@@ -294,6 +302,7 @@ impl std::fmt::Display for HostPattern {
             HostPattern::Exact(name) => write!(f, "{name}"),
             HostPattern::Wildcard(suffix) => write!(f, "*.{suffix}"),
             HostPattern::Ip(ip) => write!(f, "{ip}"),
+            HostPattern::Any => f.write_str("*"),
         }
     }
 }

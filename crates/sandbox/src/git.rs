@@ -33,6 +33,7 @@ pub mod host_repository;
 pub mod import;
 mod index;
 mod journal;
+pub mod languages;
 pub mod manifest;
 pub mod merge;
 pub mod names;

@@ -77,6 +77,8 @@ pub struct NewSandbox {
     pub trust: Option<Trust>,
     /// The part of the repository's own configuration file that the row stores.
     pub repository_file: Option<serde_json::Value>,
+    /// The additional hosts that the row stores.
+    pub egress: Option<serde_json::Value>,
     /// The set-up command and its arguments, for [`Manager::set_up`].
     pub setup_command: Option<Vec<String>>,
     /// Receives the progress.
@@ -300,6 +302,7 @@ impl Manager {
             stage: RowStage::Creating,
             published: Vec::new(),
             repository_file: wanted.repository_file.clone(),
+            egress: wanted.egress.clone(),
             name,
         })?;
         let start = host_repository.as_ref().zip(head.map(|head| head.commit));

@@ -36,6 +36,10 @@ pub struct EgressSection {
     pub allowlist: Option<PathBuf>,
     /// Hosts that may be reached: a name, or a rule.
     pub domains: Vec<DomainRule>,
+    /// Names of presets whose hosts may be reached, too: `palisade preset list` shows them. The
+    /// `deny` of other rules applies to their hosts.
+    #[schemars(with = "Vec<Text<Slug>>")]
+    pub presets: Vec<String>,
     /// A file with limits and blocked API calls (policy.yaml); relative to this file.
     #[serde(with = "leaf::optional")]
     #[schemars(with = "Option<Text<PathBuf>>")]
@@ -71,6 +75,7 @@ impl Default for EgressSection {
             unknown: UnknownHostAction::Deny,
             allowlist: None,
             domains: Vec::new(),
+            presets: Vec::new(),
             policy: None,
             github: GithubSettings::default(),
             passthrough: Vec::new(),
@@ -112,6 +117,9 @@ pub struct DomainRule {
     pub deny: Vec<DenyRule>,
     /// The scanner's reaction for this host, instead of `scan.outbound`.
     pub scan: Option<ScanAction>,
+    /// Name in refusals and records of a rule that is in no file, such as `preset:npm`. Not part of
+    /// the written form.
+    pub rule_name: Option<String>,
 }
 
 /// The two forms of a domain in a file.
@@ -186,6 +194,7 @@ impl DomainRule {
             programs: Vec::new(),
             deny: Vec::new(),
             scan: None,
+            rule_name: None,
         }
     }
 }
@@ -202,6 +211,7 @@ impl From<DomainForm> for DomainRule {
                 programs: table.programs,
                 deny: table.deny,
                 scan: table.scan,
+                rule_name: None,
             },
         }
     }
@@ -209,7 +219,11 @@ impl From<DomainForm> for DomainRule {
 
 impl From<DomainRule> for DomainForm {
     fn from(rule: DomainRule) -> Self {
-        if rule == DomainRule::allow_all(rule.host.clone()) {
+        let plain = DomainRule {
+            rule_name: rule.rule_name.clone(),
+            ..DomainRule::allow_all(rule.host.clone())
+        };
+        if rule == plain {
             return DomainForm::Host(rule.host);
         }
         DomainForm::Rule(Box::new(DomainTable {

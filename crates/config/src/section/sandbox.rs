@@ -16,6 +16,8 @@ use crate::secret::Secret;
 pub struct SandboxSection {
     /// Isolation backend.
     pub backend: Backend,
+    /// Which hosts a new sandbox may reach in addition to `egress`.
+    pub tier: Tier,
     /// Names of environment variables to pass from the operator's environment into sandboxes.
     #[schemars(with = "Vec<Text<EnvName>>")]
     pub env: Vec<String>,
@@ -50,6 +52,7 @@ impl Default for SandboxSection {
     fn default() -> Self {
         Self {
             backend: Backend::Namespace,
+            tier: Tier::Balanced,
             env: Vec::new(),
             host_paths: Vec::new(),
             rootfs: None,
@@ -105,6 +108,43 @@ impl Backend {
             Backend::Namespace => "namespace",
             Backend::Docker => "docker",
             Backend::Remote => "remote",
+        }
+    }
+}
+
+/// Which hosts a sandbox may reach in addition to the operator's rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// Only the hosts of the agent's own provider.
+    Locked,
+    /// Also reads of the package registries of the repository's languages and of its git
+    /// repository.
+    Balanced,
+    /// Also reads (GET, HEAD) of every host.
+    Open,
+}
+
+impl Tier {
+    /// The names of all tiers.
+    pub const NAMES: [&str; 3] = ["locked", "balanced", "open"];
+
+    /// The tier called `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            "locked" => Some(Tier::Locked),
+            "balanced" => Some(Tier::Balanced),
+            "open" => Some(Tier::Open),
+            _ => None,
+        }
+    }
+
+    /// The name of the tier.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Tier::Locked => "locked",
+            Tier::Balanced => "balanced",
+            Tier::Open => "open",
         }
     }
 }

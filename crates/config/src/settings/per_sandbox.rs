@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use policy::allowlist::{Allowlist, HostRule};
-use policy::host::HostPattern;
+use policy::allowlist::Allowlist;
+use policy::id::SandboxId;
 
 use super::Settings;
+use super::combination::{combine, operator_rules};
 use crate::compilation::host_rule;
 use crate::section::egress::DomainRule;
 
@@ -34,32 +35,17 @@ impl Settings {
     /// nothing is added below a name that the operator denies completely.
     #[must_use]
     pub fn with_added_rules(&self, added: &[DomainRule]) -> Self {
-        let own: Vec<HostRule> = self.domains.iter().map(|d| host_rule(&d.rule)).collect();
-        let mut rules = own.clone();
-        for added_rule in added.iter().map(host_rule) {
-            let covering = || {
-                let covers = |rule: &&HostRule| rule.pattern.covers(&added_rule.pattern);
-                own.iter().filter(covers)
-            };
-            if covering().any(HostRule::denies_everything) {
-                continue;
-            }
-            let nearest = covering().map(|rule| &rule.pattern);
-            let nearest = nearest.max_by_key(|pattern| match pattern {
-                HostPattern::Wildcard(suffix) => suffix.as_str().len(),
-                HostPattern::Exact(_) | HostPattern::Ip(_) => usize::MAX,
-            });
-            let same = covering().filter(|rule| Some(&rule.pattern) == nearest);
-            let moved = same.filter(|rule| rule.pattern != added_rule.pattern);
-            rules.extend(moved.map(|rule| HostRule {
-                pattern: added_rule.pattern.clone(),
-                ..rule.clone()
-            }));
-            rules.push(added_rule);
-        }
+        let rules = combine(operator_rules(&self.domains), added.iter().map(host_rule));
         let mut settings = self.clone();
         settings.compiled.allowlist = Allowlist::new(rules);
         settings
+    }
+
+    /// The rules of grants.yaml for one sandbox.
+    pub fn granted(&self, sandbox: &SandboxId) -> &[DomainRule] {
+        self.sandbox_domains
+            .get(sandbox.as_str())
+            .map_or(&[], Vec::as_slice)
     }
 
     /// The ports that a new sandbox intercepts in addition to the gate's own:
@@ -76,7 +62,6 @@ mod tests {
     use policy::allowlist::Target;
     use policy::endpoint::Method;
     use policy::host::Host;
-    use policy::id::SandboxId;
     use policy::path::CleanPath;
 
     use super::*;
@@ -139,5 +124,96 @@ mod tests {
         }
         let name = Host::parse("x.no.example").unwrap();
         assert!(own.allowlist().judge_host(&name).is_err());
+    }
+
+    fn rule_of(settings: &Settings, method: &str, host: &str) -> Option<String> {
+        let target = Target {
+            sandbox: SandboxId::parse("one").unwrap(),
+            method: Method::parse(method).unwrap(),
+            host: Host::parse(host).unwrap(),
+            port: 443,
+            path: CleanPath::parse("/simple/x").unwrap(),
+            program: None,
+        };
+        let permit = settings.allowlist().judge(target).ok()?;
+        Some(permit.rule().as_str().to_owned())
+    }
+
+    // Issue 18, part 5.
+    #[test]
+    fn presets_of_the_file_name_their_rules_and_yield_to_deny() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("palisade.yaml");
+        let text = "version: 1\negress:\n  presets: [npm, pypi, npm]\n  domains: [{host: \
+                    registry.npmjs.org, deny: [{}]}, '*.pythonhosted.org']\n";
+        std::fs::write(&path, text).unwrap();
+        let settings = Sources::read(Some(&path), &|_| None)
+            .unwrap()
+            .settings(&|_| None)
+            .unwrap();
+        for (method, host, rule) in [
+            ("GET", "pypi.org", Some("preset:pypi")),
+            ("POST", "pypi.org", None),
+            ("GET", "registry.npmjs.org", None),
+            ("GET", "registry.yarnpkg.com", Some("preset:npm")),
+            // The preset removes nothing from a wider rule.
+            (
+                "POST",
+                "files.pythonhosted.org",
+                Some("allowlist:*.pythonhosted.org"),
+            ),
+            ("GET", "example.com", None),
+        ] {
+            assert_eq!(
+                rule_of(&settings, method, host).as_deref(),
+                rule,
+                "{method} {host}"
+            );
+        }
+        // Each rule has the position of its preset in the file, and is listed once.
+        let shown = settings.show();
+        let npm: Vec<_> = shown
+            .iter()
+            .filter(|one| {
+                one.value
+                    .get("rule")
+                    .is_some_and(|rule| rule == "preset:npm")
+            })
+            .collect();
+        assert_eq!(npm.len(), 3);
+        assert!(
+            npm[0].origin.to_string().contains("palisade.yaml:3"),
+            "{}",
+            npm[0].origin
+        );
+    }
+
+    #[test]
+    fn reads_of_every_host_leave_listed_hosts_as_they_are() {
+        let operator =
+            settings("[{host: api.example, methods: [POST]}, {host: no.example, deny: [{}]}]");
+        let npm = crate::presets::Preset::find("npm").unwrap();
+        let open = DomainRule {
+            methods: vec!["GET".to_owned()],
+            rule_name: Some("tier:open".to_owned()),
+            ..DomainRule::allow_all(policy::host::HostPattern::Any)
+        };
+        let own = operator.with_added_rules(&[npm.domains, vec![open]].concat());
+        for (method, host, rule) in [
+            ("GET", "other.example", Some("tier:open")),
+            ("POST", "other.example", None),
+            ("GET", "api.example", None),
+            ("POST", "api.example", Some("allowlist:api.example")),
+            ("GET", "no.example", None),
+            ("GET", "registry.npmjs.org", Some("preset:npm")),
+            // The path is not in the preset.
+            ("GET", "nodejs.org", Some("tier:open")),
+        ] {
+            assert_eq!(
+                rule_of(&own, method, host).as_deref(),
+                rule,
+                "{method} {host}"
+            );
+        }
     }
 }

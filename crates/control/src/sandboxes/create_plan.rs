@@ -13,6 +13,7 @@ use sandbox::contract::{GatePorts, SandboxError, SandboxLimits, SystemConfig};
 use sandbox::manager::NewSandbox;
 use serde_json::json;
 
+use super::egress_additions::EgressAdditions;
 use super::repository::RepositoryInfo;
 use super::repository_file::AppliedFile;
 use super::{git_redirects, ports};
@@ -80,8 +81,8 @@ impl CreatePlan {
                 ));
             }
         };
-        let repos = match body.repos {
-            Some(repos) => read_repos(&repos)?,
+        let repos = match &body.repos {
+            Some(repos) => read_repos(repos)?,
             None => {
                 let origin = repository.origin(&settings.git.hosts).into_iter();
                 let named = origin.map(|name| Repo {
@@ -100,6 +101,7 @@ impl CreatePlan {
                 )));
             }
         }
+        let egress = EgressAdditions::plan(&body, repository, &repos, settings)?;
         let AppliedFile {
             setup_command,
             ports: mut file_ports,
@@ -153,6 +155,7 @@ impl CreatePlan {
                 },
                 trust: None,
                 repository_file: additions.map(|all| json!(all)),
+                egress: Some(json!(egress)),
                 setup_command,
                 progress: Arc::default(),
             },

@@ -5,6 +5,7 @@ use std::path::Path;
 use policy::host::Host;
 use policy::registration::RepoName;
 use sandbox::git::host_repository::HostRepository;
+use sandbox::git::languages;
 use sandbox::git::remote_url::RemoteUrl;
 
 use super::repository_file::FileState;
@@ -16,6 +17,8 @@ pub(super) struct RepositoryInfo {
     pub(super) remotes: Vec<(String, String)>,
     /// State of the repository's `.palisade.yaml`.
     pub(super) file: FileState,
+    /// Package registries of the languages in its worktree.
+    pub(super) registries: Vec<&'static str>,
 }
 
 impl RepositoryInfo {
@@ -28,6 +31,7 @@ impl RepositoryInfo {
         Self {
             remotes: repository.remotes().unwrap_or_default(),
             file: FileState::read(repository.root(), trusted),
+            registries: languages::registries(repository.root()),
         }
     }
 
@@ -40,10 +44,19 @@ impl RepositoryInfo {
     /// The repository that `origin` points to, by HTTPS or ssh, if it is on a host of
     /// `git.hosts`.
     pub(super) fn origin(&self, hosts: &[Host]) -> Option<RepoName> {
-        let (_, url) = self.remotes.iter().find(|(name, _)| name == "origin")?;
-        let url = RemoteUrl::parse(url)?;
+        let url = self.origin_url()?;
         git_host(&url, hosts)?;
         RepoName::parse(url.repository()).ok()
+    }
+
+    /// The host of `git.hosts` that `origin` points to.
+    pub(super) fn origin_host<'h>(&self, hosts: &'h [Host]) -> Option<&'h Host> {
+        git_host(&self.origin_url()?, hosts)
+    }
+
+    fn origin_url(&self) -> Option<RemoteUrl<'_>> {
+        let (_, url) = self.remotes.iter().find(|(name, _)| name == "origin")?;
+        RemoteUrl::parse(url)
     }
 }
 

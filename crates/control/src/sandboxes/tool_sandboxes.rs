@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use config::Settings;
+use config::section::sandbox::Tier;
 use policy::id::SandboxId;
 use sandbox::contract::{SandboxCommand, SandboxStatus};
 use sandbox::create_progress::CreateProgress;
@@ -43,6 +44,9 @@ impl Sandboxes {
             setup_command: None,
             publish: Vec::new(),
             credentials: Some(Vec::new()),
+            // A tool reaches only what the configuration allows.
+            tier: Some(Tier::Locked),
+            presets: Vec::new(),
         };
         let progress = Arc::new(CreateProgress::default());
         self.create(store, settings, body, progress).await?;

@@ -41,6 +41,7 @@ Examples:
   palisade run -- claude                          an agent in its own sandbox
   palisade run --name fix -- bash                 a shell; run again to continue
   palisade run --dirty -- make test               with your uncommitted changes
+  palisade run --tier open --preset npm -- codex  reads everywhere, and the npm registry
   palisade run --json --rm -- make | jq .exit_code
 
 With --name, an existing sandbox is used as it is, and resumed if necessary. --publish,
@@ -52,8 +53,8 @@ similar variables are set (JAVA_TOOL_OPTIONS if Java is installed). --env NAME=V
 overrides one, --env NAME= empties it.
 
 With --json, stdout has one JSON object at the end: exit_code, commits, files, added,
-removed, reached, refused, kept and the sandbox's name. The command's output goes to stderr,
-without a TTY. The exit code is the command's.")]
+removed, reached, refused, kept, tier, presets and the sandbox's name. The command's
+output goes to stderr, without a TTY. The exit code is the command's.")]
 pub struct RunArgs {
     /// Sandbox name; created if it does not exist [default: derived from the command]
     #[arg(long, short)]

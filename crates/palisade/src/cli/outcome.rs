@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use control::client::ControlClient;
+use policy::host::HostPattern;
 use sandbox::git::host_repository::HostRepository;
 use sandbox::worker::SnapshotReport;
 use serde::Serialize;
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::cli::sandbox_lookup::SandboxInfo;
 use crate::cli::summary::{count_lines, letter};
+use crate::output;
 
 /// The result of a run.
 #[derive(Debug, Serialize)]
@@ -18,6 +20,10 @@ pub struct RunOutcome {
     pub id: String,
     pub name: String,
     pub branch_name: Option<String>,
+    /// The sandbox's tier.
+    pub tier: Option<String>,
+    /// The sandbox's presets.
+    pub presets: Vec<String>,
     /// Whether this run created the sandbox.
     pub created: bool,
     /// Whether the sandbox still exists.
@@ -66,6 +72,9 @@ pub struct HostCount {
     pub host: String,
     pub port: Option<u64>,
     pub count: u64,
+    /// The command that would allow a refused host, where one would.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow: Option<String>,
 }
 
 impl RunOutcome {
@@ -75,6 +84,8 @@ impl RunOutcome {
             id: sandbox.id.to_string(),
             name: sandbox.name.to_string(),
             branch_name: sandbox.branch_name.clone(),
+            tier: sandbox.tier.clone(),
+            presets: sandbox.presets.clone(),
             created,
             kept: true,
             exit_code: None,
@@ -132,9 +143,9 @@ impl Connections {
         let is_failed = |record: &&Value| record.get("reason").is_some_and(Value::is_string);
         let (failed, reached): (Vec<&Value>, Vec<&Value>) = allowed.iter().partition(is_failed);
         Ok(Self {
-            reached: by_host(reached),
-            refused: by_host(&denied),
-            failed: by_host(failed),
+            reached: by_host(reached, sandbox),
+            refused: by_host(&denied, sandbox),
+            failed: by_host(failed, sandbox),
         })
     }
 }
@@ -155,17 +166,96 @@ async fn records(
     Ok(records.cloned().unwrap_or_default())
 }
 
-fn by_host<'a>(records: impl IntoIterator<Item = &'a Value>) -> Vec<HostCount> {
-    let mut hosts: BTreeMap<(String, Option<u64>), u64> = BTreeMap::new();
+fn by_host<'a>(
+    records: impl IntoIterator<Item = &'a Value>,
+    sandbox: &SandboxInfo,
+) -> Vec<HostCount> {
+    let mut hosts: BTreeMap<(String, Option<u64>), (u64, bool)> = BTreeMap::new();
     for record in records {
         let number = |name: &str| record.get(name).and_then(Value::as_u64);
         if let Some(host) = record.get("host").and_then(Value::as_str) {
-            let times = hosts.entry((host.to_owned(), number("port"))).or_default();
-            *times += number("count").unwrap_or(1);
+            let entry = hosts.entry((host.to_owned(), number("port"))).or_default();
+            entry.0 += number("count").unwrap_or(1);
+            entry.1 |= is_missing_rule(record);
         }
     }
-    let reached = hosts
-        .into_iter()
-        .map(|((host, port), count)| HostCount { host, port, count });
+    let reached = hosts.into_iter().map(|((host, port), (count, missing))| {
+        let allow = missing
+            .then(|| allow_command(&host, port, sandbox.name.as_str()))
+            .flatten();
+        HostCount {
+            host,
+            port,
+            count,
+            allow,
+        }
+    });
     reached.collect()
+}
+
+/// Whether a request was refused because no rule allows its host or port, or because a preset or
+/// the tier allows other requests only. A deny rule needs another change.
+fn is_missing_rule(record: &Value) -> bool {
+    let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
+    let rule = text("rule");
+    let of_preset = rule.starts_with("preset:") || rule.starts_with("tier:");
+    match text("reason") {
+        "host_denied" => rule == "allowlist",
+        "ip_literal" | "port_denied" => true,
+        "method_denied" | "path_denied" => of_preset,
+        _ => false,
+    }
+}
+
+/// The command that allows a host for one sandbox; none if the host is not one that rules can name.
+fn allow_command(host: &str, port: Option<u64>, sandbox: &str) -> Option<String> {
+    let parsed = HostPattern::parse(host).ok()?;
+    let host = match port {
+        None | Some(80 | 443) => parsed.to_string(),
+        Some(port) if host.contains(':') => format!("[{parsed}]:{port}"),
+        Some(port) => format!("{parsed}:{port}"),
+    };
+    let program = output::program_name();
+    Some(format!("{program} allow {host} --for {sandbox}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_without_a_rule_have_a_command_that_allows_them() {
+        for (reason, rule, expected) in [
+            ("host_denied", "allowlist", true),
+            // A deny rule, and the name above a wildcard.
+            ("host_denied", "allowlist:a.example", false),
+            ("ip_literal", "allowlist", true),
+            ("port_denied", "allowlist:a.example", true),
+            ("method_denied", "preset:npm", true),
+            ("path_denied", "tier:balanced", true),
+            ("path_denied", "allowlist:a.example", false),
+            ("git_repo", "git.hosts", false),
+        ] {
+            let record = json!({"host": "a.example", "reason": reason, "rule": rule});
+            assert_eq!(is_missing_rule(&record), expected, "{reason} {rule}");
+        }
+    }
+
+    #[test]
+    fn command_names_the_port_if_it_is_not_a_default_port() {
+        for (host, port, expected) in [
+            ("a.example", Some(443), "allow a.example --for fix"),
+            ("a.example", None, "allow a.example --for fix"),
+            ("a.example", Some(8443), "allow a.example:8443 --for fix"),
+            (
+                "2001:db8::1",
+                Some(8443),
+                "allow [2001:db8::1]:8443 --for fix",
+            ),
+        ] {
+            let command = allow_command(host, port, "fix").unwrap();
+            assert!(command.ends_with(expected), "{command}");
+        }
+        assert_eq!(allow_command("a b; rm -r x", None, "fix"), None);
+    }
 }

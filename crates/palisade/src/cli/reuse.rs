@@ -1,8 +1,10 @@
 //! The sandbox of `run`: an existing sandbox with the name, or a new sandbox.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
+use config::presets::Preset;
 use control::client::{ControlClient, ControlClientError};
 use sandbox::name::Slug;
 use serde_json::{Value, json};
@@ -27,10 +29,11 @@ pub async fn make_or_reuse(
     args: &RunArgs,
     for_script: bool,
 ) -> Result<(SandboxInfo, bool)> {
+    let create = with_agent_preset(args);
     let Some(name) = &args.name else {
         let name = name_from_command(&args.command)?;
         return Ok((
-            create_and_announce(gate, &args.create, name, for_script).await?,
+            create_and_announce(gate, &create, name, for_script).await?,
             true,
         ));
     };
@@ -45,7 +48,7 @@ pub async fn make_or_reuse(
         {
             return Ok((reuse(gate, sandbox, &args.create).await?, false));
         }
-        match create_and_announce(gate, &args.create, name.clone(), for_script).await {
+        match create_and_announce(gate, &create, name.clone(), for_script).await {
             // Another command is creating the sandbox; this command waits to use it.
             Err(error) if name_exists(&error) => {
                 if !announced && !for_script && Spinner::is_visible() {
@@ -67,6 +70,16 @@ pub async fn make_or_reuse(
         }
         sleep(CHECK_INTERVAL).await;
     }
+}
+
+/// The options of a new sandbox, with the preset of the agent that the command starts.
+fn with_agent_preset(args: &RunArgs) -> CreateOptions {
+    let mut options = args.create.clone();
+    let program = args.command.first().map(Path::new);
+    if let Some(agent) = program.and_then(Preset::for_program) {
+        options.presets.insert(0, agent.to_owned());
+    }
+    options
 }
 
 async fn create_and_announce(
@@ -164,6 +177,17 @@ fn differences(sandbox: &SandboxInfo, options: &CreateOptions, registered: &Valu
             "--backend {backend}: the sandbox has the backend {}",
             sandbox.backend
         ));
+    }
+    if let Some(tier) = &options.tier
+        && sandbox.tier.as_ref() != Some(tier)
+    {
+        let has = sandbox.tier.as_deref().unwrap_or("not set");
+        all.push(format!("--tier {tier}: its tier is {}", output::safe(has)));
+    }
+    for preset in &options.presets {
+        if !sandbox.presets.contains(preset) {
+            all.push(format!("--preset {preset}: it was created without"));
+        }
     }
     let text = |value: &Value| output::safe(value.as_str().unwrap_or_default());
     if !options.repos.is_empty() {

@@ -54,6 +54,15 @@ pub struct SandboxInfo {
     /// Notes about the repository's `.palisade.yaml`.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// The tier; none for containers and for sandboxes of earlier versions.
+    #[serde(default)]
+    pub tier: Option<String>,
+    /// Names of the presets that were added when the sandbox was created.
+    #[serde(default)]
+    pub presets: Vec<String>,
+    /// What tier and presets add, in one line; none if they add nothing.
+    #[serde(default)]
+    pub egress: Option<String>,
 }
 
 /// The worktree of the current directory, and the git directory of its repository.
@@ -210,6 +219,9 @@ mod tests {
             published: Vec::new(),
             warnings: Vec::new(),
             notes: Vec::new(),
+            tier: None,
+            presets: Vec::new(),
+            egress: None,
         }
     }
 

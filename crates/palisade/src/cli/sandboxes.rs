@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use config::section::sandbox::SetupCommand;
+use config::section::sandbox::{SetupCommand, Tier};
 use control::body::{CreateBody, PortBody};
 use control::client::ControlClient;
 use policy::registration::Repo;
@@ -16,7 +16,9 @@ use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
 use crate::cli::sandbox_lookup::{self, CurrentRepository, SandboxInfo};
-use crate::cli::{Global, block_on, credentials, doctor, ports, repo_limit, summary};
+use crate::cli::{
+    Global, block_on, credentials, doctor, ports, preset_command, repo_limit, summary,
+};
 use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output::{self, Spinner};
@@ -64,6 +66,14 @@ pub struct CreateOptions {
     /// credentials.default that have a value]
     #[arg(long = "credential", value_name = "NAME")]
     pub credentials: Vec<String>,
+    /// Which hosts it may reach in addition to the configuration: locked (the agent's provider),
+    /// balanced (also package registries of the repository's languages, and reads of its git
+    /// repository) or open (also reads of every host) [default: sandbox.tier of the configuration]
+    #[arg(long, value_parser = Tier::NAMES)]
+    pub tier: Option<String>,
+    /// Preset whose hosts it may reach, as `palisade preset list` shows (repeatable)
+    #[arg(long = "preset", value_name = "NAME", value_parser = preset_command::read)]
+    pub presets: Vec<String>,
 }
 
 impl CreateOptions {
@@ -104,6 +114,8 @@ impl CreateOptions {
                 })
                 .collect(),
             credentials: (!self.credentials.is_empty()).then(|| self.credentials.clone()),
+            tier: self.tier.as_deref().and_then(Tier::parse),
+            presets: self.presets.clone(),
         })
     }
 }
@@ -186,6 +198,9 @@ pub async fn create_sandbox(
     };
     let sandbox: SandboxInfo = serde_json::from_value(made?)?;
     for line in sandbox.warnings.iter().chain(&sandbox.notes) {
+        output::print_message(&format!("palisade: {}", output::safe(line)));
+    }
+    if let Some(line) = &sandbox.egress {
         output::print_message(&format!("palisade: {}", output::safe(line)));
     }
     for PublishedPort { host, port } in &sandbox.published {

@@ -148,13 +148,14 @@ async fn traffic(
         if hosts.is_empty() {
             continue;
         }
-        let named = hosts
-            .iter()
-            .take(MAX_SHOWN)
-            .map(|HostCount { host, port, count }| {
+        let named = hosts.iter().take(MAX_SHOWN).map(
+            |HostCount {
+                 host, port, count, ..
+             }| {
                 let port = port.map_or_else(String::new, |port| format!(":{port}"));
                 format!("{}{port} ({count}×)", output::safe(host))
-            });
+            },
+        );
         let named: Vec<String> = named.collect();
         let more = hosts.len().saturating_sub(MAX_SHOWN);
         let more = if more > 0 {
@@ -163,6 +164,11 @@ async fn traffic(
             String::new()
         };
         lines.push(format!("{word}: {}{more}", named.join(", ")));
+        let allow = hosts
+            .iter()
+            .take(MAX_SHOWN)
+            .filter_map(|host| host.allow.as_ref());
+        lines.extend(allow.map(|command| format!("  to allow: {command}")));
     }
     Ok(lines)
 }

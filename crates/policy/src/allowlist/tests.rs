@@ -417,8 +417,56 @@ proptest! {
             .max_by_key(|pattern| match pattern {
                 HostPattern::Exact(_) | HostPattern::Ip(_) => usize::MAX,
                 HostPattern::Wildcard(suffix) => suffix.as_str().len(),
+                HostPattern::Any => 0,
             });
         let found = list.lookup(&host).map(|rules| rules[0].pattern.clone());
         prop_assert_eq!(found, best);
     }
+}
+
+/// A rule that lets every name be read.
+fn reads_everywhere() -> HostRule {
+    let mut rule = HostRule::new(HostPattern::Any);
+    rule.endpoints.allow = vec![endpoint(&["GET", "HEAD"], &[])];
+    rule.reads_only = true;
+    rule.name = "tier:open".into();
+    rule
+}
+
+#[test]
+fn rule_for_every_name_allows_reads_and_no_address() {
+    let mut denied = rule("*.no.com");
+    denied.endpoints.deny = vec![EndpointRule::default()];
+    let list = Allowlist::new(vec![reads_everywhere(), rule("x.com"), denied]);
+    for (method, host, allowed) in [
+        ("GET", "any.example", true),
+        ("HEAD", "any.example", true),
+        ("POST", "any.example", false),
+        ("PUT", "any.example", false),
+        ("GET", "192.0.2.1", false),
+        ("GET", "a.no.com", false),
+        // A listed host has its own rules.
+        ("POST", "x.com", true),
+    ] {
+        let judged = list.judge(target(method, host, 443, "/"));
+        assert_eq!(judged.is_ok(), allowed, "{method} {host}");
+    }
+    let only_reads = |name: &str, port| list.allows_only_reads(&host(name), port);
+    assert!(only_reads("any.example", 443));
+    assert!(!only_reads("any.example", 25) && !only_reads("x.com", 443));
+    let port = list.judge(target("GET", "any.example", 25, "/"));
+    assert_eq!(port.unwrap_err().reason, Reason::PortDenied);
+
+    let permit = list.judge(target("GET", "any.example", 443, "/")).unwrap();
+    assert_eq!(permit.rule().as_str(), "tier:open");
+    assert!(permit.check_read(false).is_ok());
+    let denial = permit.check_read(true).unwrap_err();
+    assert_eq!(
+        (denial.reason, denial.rule.as_str()),
+        (Reason::MethodDenied, "tier:open")
+    );
+    let listed = list.judge(target("GET", "x.com", 443, "/")).unwrap();
+    assert!(listed.check_read(true).is_ok());
+    // Files cannot contain the pattern.
+    assert!(HostPattern::parse(&HostPattern::Any.to_string()).is_err());
 }

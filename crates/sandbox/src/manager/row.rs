@@ -44,6 +44,10 @@ pub struct SandboxRow {
     /// interpreted here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repository_file: Option<serde_json::Value>,
+    /// The hosts that the sandbox may reach in addition to the operator's rules, written by the
+    /// control crate and not interpreted here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<serde_json::Value>,
 }
 
 /// A loopback port of the host that is forwarded to a port in the sandbox.

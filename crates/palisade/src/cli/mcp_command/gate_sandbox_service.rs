@@ -181,6 +181,8 @@ impl GateSandboxService {
             setup_command: None,
             publish: Vec::new(),
             credentials: None,
+            tier: None,
+            presets: Vec::new(),
         };
         let made = self.gate().await?.post("/v1/sandboxes", &json!(body)).await;
         Ok(agent_sandbox(serde_json::from_value(made?)?))
