@@ -27,14 +27,14 @@ pub enum CredentialsCommand {
     },
     /// Let a sandbox or container use credentials
     #[command(after_help = "Example:\n  palisade credentials grant fix npm github")]
-    Grant(GrantArgs),
+    Grant(CredentialGrantArgs),
     /// Stop a sandbox or container from using credentials
     #[command(after_help = "Example:\n  palisade credentials revoke fix npm")]
-    Revoke(GrantArgs),
+    Revoke(CredentialGrantArgs),
 }
 
 #[derive(Debug, Args)]
-pub struct GrantArgs {
+pub struct CredentialGrantArgs {
     /// Sandbox name or id, or the id of a registered container
     pub sandbox: String,
     /// Names of credentials
