@@ -102,6 +102,23 @@ fn preset_of_the_agent_is_added_by_its_program_name(fixture: &SandboxFixture) {
         describe(&output)
     );
     assert_eq!(status(fixture, "two", "http://api.anthropic.com/"), "403");
+    // A run of the agent in that sandbox says so, and how to allow it.
+    let agent = [
+        "--name",
+        "two",
+        "--as-is",
+        "--",
+        "./bin/claude",
+        "http://api.anthropic.com/",
+    ];
+    let output = run(fixture, &agent);
+    let note = "palisade: sandbox two was created without the preset claude and may not reach \
+                api.anthropic.com; to allow it: ";
+    assert!(
+        output::stderr(&output).contains(note),
+        "{}",
+        describe(&output)
+    );
     assert_eq!(status(fixture, "one", "http://api.openai.com/"), "403");
     delete(fixture, &["one", "two"]);
 }

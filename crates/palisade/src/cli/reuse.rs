@@ -46,7 +46,9 @@ pub async fn make_or_reuse(
         if let Some(sandbox) =
             sandbox_lookup::find_in_repository(gate, &slug, current.as_ref()).await?
         {
-            return Ok((reuse(gate, sandbox, &args.create).await?, false));
+            let sandbox = reuse(gate, sandbox, &args.create).await?;
+            note_missing_preset(gate, &sandbox, args).await?;
+            return Ok((sandbox, false));
         }
         match create_and_announce(gate, &create, name.clone(), for_script).await {
             // Another command is creating the sandbox; this command waits to use it.
@@ -70,6 +72,37 @@ pub async fn make_or_reuse(
         }
         sleep(CHECK_INTERVAL).await;
     }
+}
+
+/// Prints a note if the command starts an agent whose provider an existing sandbox may not reach:
+/// presets are chosen when a sandbox is created.
+async fn note_missing_preset(
+    gate: &ControlClient,
+    sandbox: &SandboxInfo,
+    args: &RunArgs,
+) -> Result<()> {
+    let program = args.command.first().map(Path::new);
+    let Some(agent) = program.and_then(Preset::for_program) else {
+        return Ok(());
+    };
+    if sandbox.presets.iter().any(|preset| preset == agent) {
+        return Ok(());
+    }
+    let Some(rule) = Preset::find(agent)?.domains.into_iter().next() else {
+        return Ok(());
+    };
+    let url = format!("https://{}/", rule.host);
+    let body = json!({ "url": url, "sandbox": sandbox.id });
+    let answer = gate.post("/v1/policy/try", &body).await?;
+    if answer.get("reason").and_then(Value::as_str) == Some("host_denied") {
+        let (name, program) = (&sandbox.name, output::program_name());
+        output::print_message(&format!(
+            "palisade: sandbox {name} was created without the preset {agent} and may not reach {}; \
+             to allow it: {program} allow {} --for {name}",
+            rule.host, rule.host
+        ));
+    }
+    Ok(())
 }
 
 /// The options of a new sandbox, with the preset of the agent that the command starts.
