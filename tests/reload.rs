@@ -211,7 +211,8 @@ fn property_08_configuration_hot_reload_atomicity() {
         "metrics: {\n",
     ];
     let levels = prop::sample::select(vec!["debug", "info", "warn", "error"]);
-    let strategy = (levels, 1001..2000_u32, any::<bool>(), 0..mistakes.len());
+    // 1024 MiB would be shown as 1 GiB.
+    let strategy = (levels, 1025..2000_u32, any::<bool>(), 0..mistakes.len());
     proptest!(ProptestConfig::with_cases(112), |((level, mib, probe, mistake) in strategy)| {
         let earlier = current_values();
         let domains = if probe { "[probe.example]" } else { "[]" };

@@ -23,17 +23,12 @@ fn assert_denied(network: &Network, authority: &str, reason: &str, rule: &str) {
 }
 
 pub(crate) fn allowlist(network: &Network) {
-    assert_eq!(send_connect(network, "connect.example:443").status, 200);
+    assert_eq!(send_connect(network, "open.example:443").status, 200);
     assert_denied(network, "unlisted.example:443", "host_denied", "allowlist");
 }
 
 pub(crate) fn identity(network: &Network) {
-    assert_eq!(send_connect(network, "connect.example:443").status, 200);
+    assert_eq!(send_connect(network, "open.example:443").status, 200);
     network.unregister();
-    assert_denied(
-        network,
-        "connect.example:443",
-        "identity_unknown",
-        "identity",
-    );
+    assert_denied(network, "open.example:443", "identity_unknown", "identity");
 }

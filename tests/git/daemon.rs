@@ -302,7 +302,10 @@ fn push_with_malformed_or_trailing_pack_is_refused() {
         (pack(1, larger), "an object cannot be unpacked"),
         (pack(1, &[0x50]), "an object cannot be read"),
         (pack(0, &[0; 20]), "its checksum is wrong"),
-        (b"GIF89a".to_vec(), "what follows the commands is no pack"),
+        (
+            b"GIF89a".to_vec(),
+            "the bytes after the commands are not a pack",
+        ),
     ] {
         let reply = sandbox.send_raw(&[begin.as_slice(), &pack].concat());
         assert!(reply.contains(sentence), "no '{sentence}' in: {reply}");

@@ -11,6 +11,7 @@
 )]
 
 mod corpus;
+mod credentials;
 mod daemon;
 mod fetching;
 mod git_fixture;

@@ -72,8 +72,8 @@ fn many_sandboxes_run_at_once_and_are_deleted(fixture: &SandboxFixture) {
     resident.sort_unstable();
     let (median, most) = (own[count / 2], own[count - 1]);
     println!(
-        "memory of an idle sandbox: its own median {median} kB, most {most} kB; with the pages \
-         of the program, which all share: median {} kB, most {} kB",
+        "anonymous memory of an idle sandbox's init: median {median} kB, maximum {most} kB; \
+         resident memory, including the shared pages of the program: median {} kB, maximum {} kB",
         resident[count / 2],
         resident[count - 1]
     );

@@ -227,8 +227,9 @@ fn is_catalogued(name: &str) -> bool {
 }
 
 /// Metrics that have no series, and are not declared, before their first event.
-const INITIALLY_ABSENT: [&str; 3] = [
+const INITIALLY_ABSENT: [&str; 4] = [
     "palisade_task_restarts_total",
+    "proxy_alerts_total",
     "proxy_dns_queries_total",
     "proxy_git_push_blocked_total",
 ];

@@ -181,7 +181,7 @@ fn refused(gate_dir: &GateDir) -> Output {
 }
 
 #[test]
-fn seed_001_path_that_is_no_socket_is_named_at_once() {
+fn seed_001_path_that_is_no_socket_is_reported_without_waiting() {
     let gate_dir = GateDir::new(PALISADE);
     let file = gate_dir.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -208,7 +208,7 @@ fn seed_001_path_that_is_no_socket_is_named_at_once() {
 }
 
 #[test]
-fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
+fn seed_001_permission_error_is_reported_without_waiting_and_with_the_fix() {
     if !testkit::require_root("being two users") {
         return;
     }
@@ -247,7 +247,7 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
 }
 
 #[test]
-fn seed_001_refused_socket_directory_is_named_with_uid() {
+fn seed_001_inaccessible_socket_directory_is_reported_with_uid() {
     if !testkit::require_root("being two users") {
         return;
     }

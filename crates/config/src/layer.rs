@@ -112,7 +112,8 @@ impl<T> Layer<T> {
         }
     }
 
-    /// The pointer in the file for a pointer into `value`.
+    /// Converts a JSON pointer into `value` to the JSON pointer of the same value in the file. The two
+    /// differ after an invalid list item, because such items are removed from `value`.
     pub(crate) fn original_pointer(&self, pointer: &str) -> String {
         self.valid.original_pointer(pointer)
     }

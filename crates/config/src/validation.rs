@@ -19,8 +19,8 @@ pub(crate) struct ValidatedValue {
 }
 
 impl ValidatedValue {
-    /// The pointer in the file for a pointer into the value: the indices of list items change when
-    /// earlier items are removed.
+    /// Converts a JSON pointer into the value to the JSON pointer of the same value in the file: the
+    /// indices of list items change when earlier items are removed.
     pub(crate) fn original_pointer(&self, pointer: &str) -> String {
         self.kept.original_pointer(pointer)
     }

@@ -461,7 +461,9 @@ fn read_tunnel_target(
     authority: Option<&http::uri::Authority>,
 ) -> Result<(Host, u16), Denial> {
     if connection_info.tunnel.is_some() || connection_info.hello.is_some() {
-        return Err(request::framing_denial("a tunnel inside a tunnel"));
+        return Err(request::framing_denial(
+            "CONNECT is not supported inside a tunnel or a TLS connection",
+        ));
     }
     let authority = authority
         .ok_or_else(|| request::framing_denial("a CONNECT target must have a host and a port"))?;

@@ -30,7 +30,7 @@ pub use self::recording::{RecordedBody, RequestCopy};
 
 use crate::admission::Admission;
 use crate::body::{self, MessageBody};
-use crate::message::PipelineRequest;
+use crate::message::{BodyState, PipelineRequest};
 use crate::outgoing::{Credentials, Outgoing};
 use crate::redacted_body;
 use crate::refusal::RequestRefusal;
@@ -44,6 +44,9 @@ const MAX_FIELD_BODY: usize = 4 * 1024 * 1024;
 /// What the credentials stage does with a request.
 pub struct CredentialPlan {
     host: Host,
+    /// Whether placeholders in the body are overwritten. Not in a push: a pack is compressed, and its
+    /// checksum would be wrong.
+    redacts_body: bool,
     row: Option<PlannedRow>,
 }
 
@@ -110,11 +113,14 @@ pub fn plan(
         let denial = denial.with_evidence(misplaced.to_string());
         return Err(RequestRefusal::new(Stage::Credentials, denial));
     }
-    if let Some(planned) = &planned {
-        planned.refuse_dangerous(target)?;
+    match &planned {
+        Some(planned) => planned.refuse_dangerous(target)?,
+        None if message.body.is_empty() => return Ok(None),
+        None => {}
     }
     Ok(Some(Box::new(CredentialPlan {
         host: target.host.clone(),
+        redacts_body: !matches!(message.body, BodyState::Pushed(_)),
         row: planned,
     })))
 }
@@ -149,7 +155,10 @@ impl CredentialPlan {
         outgoing: Outgoing,
         log: &mut RequestLog,
     ) -> Result<(Outgoing, Option<AppliedCredential>), RequestRefusal> {
-        let outgoing = outgoing.map(|request| redact_placeholders(cx, request));
+        let outgoing = match self.redacts_body {
+            true => outgoing.map(|request| redact_placeholders(cx, request)),
+            false => outgoing,
+        };
         let Some(PlannedRow {
             row,
             placeholders,
@@ -338,7 +347,7 @@ fn unavailable(cx: &RequestCx, row: &TableRow, error: &ValueError) -> RequestRef
     let denial = Denial::new(Reason::CredentialMissing, rule_name(row))
         .with_message("Credential not configured for this provider")
         .with_evidence(format!(
-            "{error}; palisade credentials test {name} shows its state"
+            "{error}; run 'palisade credentials test {name}' to check the credential"
         ));
     RequestRefusal::new(Stage::Credentials, denial)
 }

@@ -357,8 +357,9 @@ impl NameServer {
         let name = match host(&question.name) {
             Some(Host::Name(name)) => name,
             Some(Host::Ip(ip)) => {
-                let denial = Denial::new(Reason::IpLiteral, MESSAGE_RULE)
-                    .with_message(format!("{ip} is an address and has no name records."));
+                let denial = Denial::new(Reason::IpLiteral, MESSAGE_RULE).with_message(format!(
+                    "The queried name {ip} is an IP address, not a host name."
+                ));
                 return refuse(ResponseCode::NXDomain, denial, QueryOutcome::Denied);
             }
             None => {

@@ -38,7 +38,9 @@ pub fn from_http2(head: &mut Parts) -> Result<(), Denial> {
     }
     let protocol = head.extensions.remove::<Protocol>();
     if protocol.is_none_or(|protocol| protocol.as_str() != "websocket") {
-        return Err(request::framing_denial("a tunnel inside a tunnel"));
+        return Err(request::framing_denial(
+            "CONNECT over HTTP/2 is supported for WebSocket only",
+        ));
     }
     head.method = Method::GET;
     let headers = &mut head.headers;

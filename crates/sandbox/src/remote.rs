@@ -179,7 +179,7 @@ impl<T: RemoteTools> RemoteBackend<T> {
         }
         let output = String::from_utf8_lossy(&output);
         Err(SandboxError::NotResponding(format!(
-            "{doing}: {}",
+            "{doing} failed: {}",
             output.trim()
         )))
     }
@@ -266,7 +266,8 @@ impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
         // The whole archive is read before anything is sent, so that a truncated archive changes
         // nothing.
         let (stage, summary) = unpack_to_stage(archive, bounds)?;
-        let mut packed = tempfile::tempfile().map_err(SandboxError::system("packing"))?;
+        let mut packed =
+            tempfile::tempfile().map_err(SandboxError::system("creating the archive"))?;
         transfer::pack_members(stage.path(), &mut packed)?;
         packed
             .rewind()
@@ -274,9 +275,9 @@ impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
         let name = script::random_name()?;
         let result = self
             .upload_bytes(&name, &mut packed)
-            .and_then(|()| self.run_checked(&script::unpack(&name, to)?, "unpacking"));
+            .and_then(|()| self.run_checked(&script::unpack(&name, to)?, "unpacking the archive"));
         if result.is_err() {
-            let _ = self.run_checked(&script::remove(&name), "cleaning up");
+            let _ = self.run_checked(&script::remove(&name), "removing the uploaded archive");
         }
         result.map(|()| summary)
     }
@@ -338,7 +339,8 @@ impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
         if end != CommandEnd::Code(0) {
             let output = String::from_utf8_lossy(&stderr);
             return Err(SandboxError::NotResponding(format!(
-                "packing: {}",
+                "packing '{}' failed: {}",
+                from.display(),
                 output.trim()
             )));
         }

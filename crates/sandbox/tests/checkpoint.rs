@@ -503,7 +503,7 @@ mod needs_root {
             cd "$1"
             mkdir -p again/work
             mount -t overlay overlay -o \
-                lowerdir=lower,upperdir=restored/upper/usr,workdir=again/work,userxattr mnt
+                lowerdir=lower,upperdir=back/upper/usr,workdir=again/work,userxattr mnt
             cp -a mnt seen-again
             umount mnt
         "#);

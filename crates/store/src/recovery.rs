@@ -127,9 +127,9 @@ pub(crate) fn move_corrupt_aside(
         tracing::error!(%error, "moving the corrupt database aside failed");
     }
     tracing::error!(
-        found,
-        aside = %aside.display(),
-        "the registry is unavailable; run `palisade registry restore` or `reset`"
+        corruption = found,
+        moved_to = %aside.display(),
+        "the database is corrupt and the registry unavailable; run `palisade registry restore` or `palisade registry reset`"
     );
     reason
 }

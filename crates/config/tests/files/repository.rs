@@ -40,12 +40,12 @@ impl Fixture {
         RepoFile::load(&self.repo()).unwrap().unwrap()
     }
 
-    fn list(&self) -> std::path::PathBuf {
+    fn trust_list(&self) -> std::path::PathBuf {
         self.dir.path().join("trust.json")
     }
 
     fn store(&self) -> TrustStore {
-        TrustStore::load(&self.list()).unwrap()
+        TrustStore::load(&self.trust_list()).unwrap()
     }
 }
 
@@ -64,7 +64,7 @@ fn file_has_no_effect_until_its_exact_content_is_trusted() {
 
     fixture.store().trust(&fixture.file()).unwrap();
     assert!(fixture.file().trusted_content(&fixture.store()).is_some());
-    let mode = std::fs::metadata(fixture.list())
+    let mode = std::fs::metadata(fixture.trust_list())
         .unwrap()
         .permissions()
         .mode();
@@ -260,7 +260,7 @@ fn repository_file_that_is_a_link_pipe_or_large_is_refused() {
 }
 
 #[test]
-fn a_damaged_list_is_an_error_and_not_an_empty_list() {
+fn damaged_trust_list_is_an_error_and_not_an_empty_list() {
     let fixture = Fixture::new(YAML);
     for text in [
         "",
@@ -270,15 +270,15 @@ fn a_damaged_list_is_an_error_and_not_an_empty_list() {
         "{\"version\":1,\"trusted\":{\"/x\":\"short\"}}",
         "{\"version\":1,\"trusted\":{},\"more\":1}",
     ] {
-        std::fs::write(fixture.list(), text).unwrap();
-        let error = TrustStore::load(&fixture.list()).unwrap_err();
+        std::fs::write(fixture.trust_list(), text).unwrap();
+        let error = TrustStore::load(&fixture.trust_list()).unwrap_err();
         assert!(
             matches!(error, TrustError::Damaged { .. }),
             "{text}: {error}"
         );
     }
-    std::fs::remove_file(fixture.list()).unwrap();
-    std::fs::create_dir(fixture.list()).unwrap();
-    let error = TrustStore::load(&fixture.list()).unwrap_err();
+    std::fs::remove_file(fixture.trust_list()).unwrap();
+    std::fs::create_dir(fixture.trust_list()).unwrap();
+    let error = TrustStore::load(&fixture.trust_list()).unwrap_err();
     assert!(matches!(error, TrustError::Unreadable { .. }), "{error}");
 }

@@ -153,7 +153,7 @@ impl FileAdditions {
         let kept = row.repository_file.clone()?;
         serde_json::from_value(kept)
             .inspect_err(|error| {
-                tracing::warn!(sandbox = %row.id, %error, "sandbox row has invalid file additions");
+                tracing::warn!(sandbox = %row.id, %error, "sandbox row has invalid additions from the repository's .palisade.yaml");
             })
             .ok()
     }

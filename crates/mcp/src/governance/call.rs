@@ -23,7 +23,7 @@ pub struct UnwrappedCall {
     pub outer_name: String,
     /// The server's prefix of the innermost name; empty if there is none.
     pub server: String,
-    /// The wrappers, from the outermost.
+    /// How each `mcp-exec` call around this call encodes its arguments, from the outermost.
     pub(crate) wrappings: Vec<Wrapping>,
 }
 

@@ -133,7 +133,8 @@ impl<'a> ParsedMessage<'a> {
         })
     }
 
-    /// The text that a policy may change, and its wrappers.
+    /// The text that a policy may change, and how each `mcp-exec` call around it encodes its
+    /// arguments, from the outermost.
     pub(super) fn target(&self, moment: Moment) -> (&str, &[Wrapping]) {
         // A policy may add content to a message without any.
         let text = self.texts.target(moment).unwrap_or("{}");

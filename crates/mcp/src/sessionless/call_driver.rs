@@ -136,7 +136,8 @@ pub(super) struct CallDriver {
     /// The progress token that the server received. The client may send another one with its
     /// answers.
     server_token: Option<String>,
-    /// Answers of the client to questions that the server has not sent yet, by key.
+    /// The input responses of the client's requests, by the key of the question that each answers.
+    /// Each is removed when it is sent to the server.
     responses: BTreeMap<String, String>,
     questions: Vec<Question>,
     /// Questions that wait for the operator.

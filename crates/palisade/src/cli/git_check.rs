@@ -78,7 +78,7 @@ pub struct GitCheckArgs {
 enum Mode {
     /// With the operator's own account
     User,
-    /// As a bot, which has branches of its own
+    /// As a bot, which may push only to sandbox/* and palisade/*
     Bot,
 }
 

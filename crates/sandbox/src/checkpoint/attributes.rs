@@ -25,7 +25,7 @@ pub(super) enum IdMapping {
     Keep,
     /// An owner in one range becomes the one at the same offset in another range.
     Shift { from: u32, to: u32 },
-    /// Every owner becomes the agent of a range.
+    /// Every owner becomes the agent's id in the range that starts at `to`.
     ToAgent { to: u32 },
     /// Every owner becomes the effective user of the copying process.
     ToProcess,

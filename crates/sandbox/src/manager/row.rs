@@ -138,7 +138,7 @@ impl RowStore {
             match self.read(&id) {
                 Ok(row) => rows.push(row),
                 Err(error) => {
-                    tracing::warn!(sandbox = %id, %error, "sandbox manager cannot read a row");
+                    tracing::warn!(sandbox = %id, %error, "sandbox manager cannot read the file that describes a sandbox");
                 }
             }
         }

@@ -55,8 +55,8 @@ const ENTRIES_PER_STEP: usize = 2000;
 const MAX_MEASURE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Maximum pause between two measurements of a stopped sandbox, whose files may be removed from
-/// outside. The pause is not longer, because on a busy machine a measurement may take long without
-/// a reason in the sandbox.
+/// outside. The pause is a multiple of the last measurement's duration, which may be long only
+/// because the machine is busy; this maximum keeps the pause short in that case.
 const MAX_STOPPED_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Growth in bytes that never stops a sandbox, such as that of a log or a lock file.
@@ -75,8 +75,8 @@ pub(crate) struct DiskWatch {
     next_check: Instant,
     /// The last measurement.
     last: Option<DiskUsage>,
-    /// The free space and the sandbox's size at the last measurement with more than twice the
-    /// floor.
+    /// The free space and the sandbox's size at the last measurement at which the free space was
+    /// above twice the floor, or at the first measurement.
     baseline: Option<(FreeSpace, u64)>,
     running: Option<(Measurement, Instant, FreeSpace)>,
     stopped: Option<String>,
@@ -222,7 +222,7 @@ impl DiskWatch {
     }
 
     fn stop_reason(&self, free_space: FreeSpace) -> Option<String> {
-        // A stopped sandbox runs again only above twice the floor, so that it does not stop again
+        // A stopped sandbox runs again only when the free space is above twice the floor, so that it does not stop again
         // at once.
         let stays_stopped = self.stopped.is_some() && free_space.is_below(2);
         if stays_stopped || self.must_stop(free_space) {

@@ -78,7 +78,7 @@ const LARGE_BOUNDS: TransferBounds = TransferBounds {
 
 /// Starts `sleep` in the background and waits until it runs.
 const SLEEPER: &str = "sleep 4000 >/dev/null 2>&1 & \
-                       wait_until grep -qx sleep /proc/[0-9]*/comm 2>/dev/null; do :; done";
+                       until grep -qx sleep /proc/[0-9]*/comm 2>/dev/null; do :; done";
 
 pub(crate) fn a_created_sandbox_is_active_and_has_its_names(fixture: &dyn BackendFixture) {
     let config = config("first");

@@ -7,8 +7,9 @@
 //!
 //! A chain that has no records left and whose sandbox is no longer registered is retired: a record
 //! in the gate's chain lists its final head, and its row is removed. If the name is used again, a
-//! new chain starts. Earlier records of the gate's chain that list a head of the retired chain come
-//! before that record and are rotated out before it, so verification can always explain them.
+//! new chain starts. Checkpoints in the gate's chain may list a head of a chain that was retired
+//! later. They are rotated out before the record of the retirement, so that verification, as long as
+//! it reads such a checkpoint, also finds the record that says why the head is missing.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,9 +1,9 @@
 //! Verification of the chains, which reports the first record that does not match.
 //!
 //! Records are read in the order of their numbers, over all chains at once: each record must match
-//! its hash, follow the previous one in its chain, and agree with every checkpoint. At the end each
-//! chain must end with the head of its row, and every number ever used must have a row or be
-//! counted as rotated.
+//! its hash, follow the previous one in its chain, and agree with every checkpoint. At the end,
+//! the last record of each chain must be the head in the chain's row of the table `chains`, and
+//! every record number ever used must be in the table `audit` or be counted as rotated out.
 //!
 //! Verification cannot detect that the whole file was rewritten with new hashes. Only a copy
 //! elsewhere can, which is the purpose of the JSONL file.
@@ -88,10 +88,10 @@ pub enum ChainFaultKind {
     /// A head or a checkpoint names the record, but it is missing.
     #[error("it is missing, or its chain was truncated before it")]
     Missing,
-    /// The chain of the record has no row.
+    /// The chain of the record is not in the table `chains`.
     #[error("its chain is unknown")]
     UnknownChain,
-    /// Some numbers have no row and are not counted as rotated.
+    /// Some record numbers are not in the table `audit` and are not counted as rotated out.
     #[error("{0} records are missing or too many")]
     Count(u64),
     /// A line of an export that is not a record.
