@@ -210,6 +210,12 @@ fn foreign_credential_is_replaced_and_noted_or_refused() {
         agent.curl(attack).refused(403, "credential_foreign");
         assert!(origin.requests().is_empty());
         assert_eq!(agent.curl("https://api.example/").status, 200);
+        // The sandbox's own placeholder is not foreign, wherever it may stand.
+        let body = "-H 'content-type: application/json' -d \"{\\\"api_key\\\":\\\"$MINE_KEY\\\"}\"";
+        let got = agent.curl(&format!("{body} https://api.example/"));
+        assert_eq!(got.status, 200, "{got:?}");
+        let sent = origin.requests().pop().unwrap();
+        assert_eq!(sent.body, format!("{{\"api_key\":\"{SECRET}\"}}"));
     });
 }
 

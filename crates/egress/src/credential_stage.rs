@@ -65,7 +65,7 @@ pub struct AppliedCredential {
     row: Arc<TableRow>,
     placeholders: Vec<String>,
     value: CurrentValue,
-    /// The request before the credential was written, if it may be sent again.
+    /// The request as it is sent, to send it again with a newer value.
     copy: Option<RequestCopy>,
     host: Host,
 }
@@ -155,9 +155,10 @@ impl CredentialPlan {
         outgoing: Outgoing,
         log: &mut RequestLog,
     ) -> Result<(Outgoing, Option<AppliedCredential>), RequestRefusal> {
-        let outgoing = match self.redacts_body {
-            true => outgoing.map(|request| redact_placeholders(cx, request)),
-            false => outgoing,
+        let redacts_body = self.redacts_body;
+        let redacted = |request| match redacts_body {
+            true => redact_placeholders(cx, request),
+            false => request,
         };
         let Some(PlannedRow {
             row,
@@ -165,17 +166,19 @@ impl CredentialPlan {
             is_injected,
         }) = self.row
         else {
-            return Ok((outgoing, None));
+            return Ok((outgoing.map(redacted), None));
         };
         if !is_injected {
-            return Ok((outgoing.map(|request| without_owned(&row, request)), None));
+            let request = outgoing.map(|request| redacted(without_owned(&row, request)));
+            return Ok((request, None));
         }
         let lifetime = cx.snapshot.settings.credentials.command_lifetime;
         let read = cx.services.credentials().values().read(&row, lifetime);
         let value = match read.await {
             Ok(value) => value,
             Err(ValueError::NotConfigured(_)) if row.anonymous => {
-                return Ok((outgoing.map(|request| without_owned(&row, request)), None));
+                let request = outgoing.map(|request| redacted(without_owned(&row, request)));
+                return Ok((request, None));
             }
             Err(error) => return Err(unavailable(cx, &row, &error)),
         };
@@ -192,7 +195,8 @@ impl CredentialPlan {
         if is_foreign {
             applied.report_foreign(cx, log)?;
         }
-        let request = applied.keep_copy(request);
+        // Last, because a field of the body may be the place of the placeholder.
+        let request = applied.keep_copy(redacted(request));
         Ok((Outgoing::with_credential(route, request), Some(applied)))
     }
 }
