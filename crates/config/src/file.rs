@@ -1,8 +1,9 @@
-//! Reads a regular file with a size limit, safely also if the path is something else.
+//! Reads a regular file with a size limit, safely also if the path is something else, and replaces a
+//! file as a whole.
 
-use std::fs::OpenOptions;
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use nix::libc::{O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK};
@@ -77,6 +78,40 @@ fn describe(error: &std::io::Error) -> FileReadError {
         Some(nix::libc::ELOOP | nix::libc::ENXIO) => FileReadError::NotRegular,
         _ => FileReadError::Io(error.kind().to_string()),
     }
+}
+
+/// Writes a temporary file and renames it: a reader sees the old file or the new one, also after a
+/// crash. The file gets the permissions `mode`.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let temporary = directory.join(name);
+    // A killed process with the same id may have left the file behind.
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let written = (|| {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)?;
+        file.write_all(bytes)?;
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        File::open(directory)?.sync_all()
+    })();
+    if written.is_err() {
+        // The rename may have happened; then only the temporary file is left to remove.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written
 }
 
 #[cfg(test)]

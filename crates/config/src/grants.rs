@@ -7,9 +7,7 @@
 mod lines;
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -313,32 +311,7 @@ impl EditedGrants {
         let target = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         let mode =
             std::fs::metadata(&target).map_or(0o600, |data| data.permissions().mode() & 0o777);
-        let directory = target.parent().unwrap_or(Path::new("."));
-        let mut name = target.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.new", std::process::id()));
-        let temporary = directory.join(name);
-        // Left over from a process that had the same id and was killed.
-        match std::fs::remove_file(&temporary) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let written = (|| {
-            let mut file = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&temporary)?;
-            file.write_all(self.text.as_bytes())?;
-            file.set_permissions(Permissions::from_mode(mode))?;
-            file.sync_all()?;
-            std::fs::rename(&temporary, &target)?;
-            File::open(directory)?.sync_all()
-        })();
-        if written.is_err() {
-            // The rename may have happened; then only the temporary file is left to remove.
-            let _ = std::fs::remove_file(&temporary);
-        }
-        written
+        file::write_atomically(&target, self.text.as_bytes(), mode)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -189,7 +188,7 @@ impl TrustStore {
             trusted: entries,
         };
         let text = serde_json::to_vec_pretty(&stored).map_err(|error| unwritable(error.into()))?;
-        write_atomically(&self.path, &text).map_err(unwritable)?;
+        file::write_atomically(&self.path, &text, 0o600).map_err(unwritable)?;
         self.entries = stored.trusted;
         Ok(())
     }
@@ -223,39 +222,6 @@ fn equivalent_paths(directory: &Path) -> Vec<PathBuf> {
         paths.push(path);
     }
     paths
-}
-
-/// Writes a temporary file and renames it: a reader sees the old file or the new one, also after a
-/// crash.
-fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
-    let temporary = directory.join(name);
-    // A killed process with the same id may have left the file behind.
-    match std::fs::remove_file(&temporary) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let written = (|| {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)?;
-        File::open(directory)?.sync_all()
-    })();
-    if written.is_err() {
-        // The rename may have happened; then only the temporary file is left to remove.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    written
 }
 
 fn hex(digest: [u8; 32]) -> String {

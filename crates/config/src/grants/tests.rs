@@ -147,7 +147,7 @@ fn file_keeps_its_mode_and_a_new_one_is_private() {
     );
     first.write().unwrap();
     assert_eq!(mode(), 0o600);
-    std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
     let second = allow("b.example");
     assert_eq!(second.changed_lines(), ["+   - b.example"]);
     second.write().unwrap();
